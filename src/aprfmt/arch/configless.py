@@ -1,4 +1,4 @@
-"""Checkpoints that are published without a config.json: what theirs would say, by the shapes of their tensors."""
+"""Checkpoints published without a config.json: infers the config from tensor shapes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from aprfmt.types import Json, JsonObject, Shape
 
 VARIANT = "model_variant"
-"""Key of what llama.cpp calls the variant of such a model: the name of its folder."""
+"""Key of the model's variant in llama.cpp: the name of its folder."""
 
 _EMBEDDING = "flow_lm.conditioner.embed.weight"
 _HEAD = 64
-"""Values of a head in each published Pocket TTS; no tensor tells it."""
+"""Head size of each published Pocket TTS; tensors do not tell it."""
 
 _SIZES = {
     "latent_dim": ("flow_lm.bos_emb", 0),
@@ -27,7 +27,7 @@ _SIZES = {
 
 
 def config_of_tensors(shapes: Mapping[str, Shape]) -> JsonObject | None:
-    """The config.json of a Pocket TTS; None for a checkpoint that is none. What tensors do not tell is absent."""
+    """The config.json of a Pocket TTS, as far as tensors tell; None for other checkpoints."""
     embedding = shapes.get(_EMBEDDING, ())
     if "flow_lm.bos_emb" not in shapes or len(embedding) != 2:
         return None

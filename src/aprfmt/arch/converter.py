@@ -1,4 +1,4 @@
-"""What a converter is, and what it may look at: the scope of a key."""
+"""Converters of hyper-parameters, and their scope: what they may look at."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from aprfmt.limits import MAX_LAYERS
 
 @light_dataclass(frozen=True, slots=True)
 class Scope:
-    """A key of a row, where its value is held, and what a converter may look at besides.
+    """A key of a row, where its value is stored, and what a converter may look at.
 
     Attributes:
-        h: the hyper-parameters, filled as far as the keys before this one go.
+        h: the hyper-parameters, filled up to the keys before this one.
         row: the family.
-        key: the key that names the converter.
-        defaults: what absent config keys mean for this model type.
+        key: the key with the converter.
+        defaults: the meaning of absent config keys for this model type.
         kv: key-value pairs of the GGUF that is read; empty otherwise.
-        names: its tensor names; empty where they are unknown.
+        names: its tensor names; empty if unknown.
     """
 
     h: Hyperparams
@@ -36,19 +36,19 @@ class Scope:
 
     @property
     def name(self) -> str:
-        """What the key is called where its value is held."""
+        """The name under which the key's value is stored."""
         return self.key.hf[0] if self.key.hf else self.key.field
 
     @property
     def value(self) -> object:
-        """What the hyper-parameters hold for the key."""
+        """The hyper-parameters' value of the key."""
         value = getattr(self.h, self.key.field) if self.key.field else None
         return value if value is not None or not self.key.hf else self.h.extra.get(self.key.hf[0])
 
     def put(self, value: object) -> None:
-        """Sets the key's value. A list for a number is kept as it is; the number is what all its items are, if any.
+        """Sets the key's value. A list for a number is kept; the number is the common value of its items, if any.
 
-        Raises CorruptError for what is not a number and should be one, LimitError for too many layers.
+        Raises CorruptError for anything but a number where one is required, LimitError for too many layers.
         """
         key, h = self.key, self.h
         name = self.name
@@ -65,11 +65,11 @@ class Scope:
         check_layers(h)
 
     def gguf(self, suffix: str) -> object:
-        """A value of the GGUF by its key after the architecture's prefix; None where it is absent."""
+        """A value of the GGUF by its key without the architecture prefix; None if absent."""
         return self.kv.get(f"{self.row.gguf}.{suffix}")
 
     def config(self, name: str) -> object:
-        """The value of a config.json key of the row, by any of its spellings; None where it is absent."""
+        """The value of a config.json key of the row, by any of its spellings; None if absent."""
         for key in self.row.keys:
             if name in key.hf:
                 value = getattr(self.h, key.field) if key.field else None
@@ -77,12 +77,12 @@ class Scope:
         return self.h.extra.get(name)
 
     def size(self, name: str) -> int | None:
-        """The same, as a size. Raises CorruptError for what is not one."""
+        """The same, as a size. Raises CorruptError for anything else."""
         return as_int(self.config(name), name)
 
 
 def look_up(config: Mapping[str, object], names: tuple[str, ...]) -> tuple[object, bool]:
-    """(value, whether it is there) of the first spelling that is not null; "a.b" is b of object a."""
+    """(value, whether it is present) of the first spelling that is not null; "a.b" is b of object a."""
     found = False
     for name in names:
         here: object = config
@@ -97,7 +97,7 @@ def look_up(config: Mapping[str, object], names: tuple[str, ...]) -> tuple[objec
     return None, found
 
 
-# Where the config.json of a multimodal model has that of its language model.
+# Where a multimodal model's config.json has that of its language model.
 _LANGUAGE_PARTS = (
     "text_config", "llm_config", "language_config", "lm_config", "thinker_config.text_config", "lfm", "talker_config"
 )  # fmt: skip
@@ -113,7 +113,7 @@ _NESTED = "transformer_layer_config"
 
 
 def flattened(config: Mapping[str, object]) -> Mapping[str, object]:
-    """A config.json with what it says of its layers in an object of their own, as the speculators library writes it."""
+    """A config.json whose layer settings are in an object of their own, as the speculators library writes it."""
     inner = config.get(_NESTED)
     if not isinstance(inner, Mapping):
         return config
@@ -121,13 +121,13 @@ def flattened(config: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def check_layers(h: Hyperparams) -> None:
-    """Raises LimitError for more layers than lists may be made for."""
+    """Raises LimitError for more layers than lists may be created for."""
     if h.num_layers is not None and h.num_layers > MAX_LAYERS:
         raise LimitError(f"{h.num_layers} layers exceed the limit of {MAX_LAYERS}")
 
 
 DEFAULT: object = object()
-"""What `from_gguf` and `normalize` give where the source does not decide: the row's default."""
+"""Returned by `from_gguf` and `normalize` if the source does not decide: use the row's default."""
 
 
 class GgufKeys(dict[str, tuple[str, object]]):
@@ -139,16 +139,16 @@ class ConfigKeys(dict[str, object]):
 
 
 Convert: TypeAlias = Callable[[object, Scope], object]
-"""A value of one side as the other has it; None for a value that is absent."""
+"""Converts a value to the other side; None for absent."""
 
 
 def same(value: object, scope: Scope) -> object:
-    """The value as it is."""
+    """The value unchanged."""
     return value
 
 
 def or_default(value: object, scope: Scope) -> object:
-    """The value of the GGUF, the default where it has none."""
+    """The GGUF's value, the default if absent."""
     return DEFAULT if value is None else value
 
 
@@ -166,15 +166,14 @@ class Converter:
     """One converter.
 
     Attributes:
-        to_gguf: config value -> value for the GGUF key; None writes none; GgufKeys writes several.
-        from_gguf: GGUF value -> config value; None says that there is none, DEFAULT takes the row's default;
-            ConfigKeys sets several.
-        derive: the value of a config key that is absent and has no default, from the others.
-        normalize: the value of a config.json as it is held: called for every config.json, also with None, when all keys
-            of it are read, before anything is derived from them. Gives what `from_gguf` may give.
-        from_target: the value of a key of a draft model, where its own config.json is silent, from the config.json of
-            the model that it drafts for.
-        role: what other modules recognise the key by; a constant of arch.row.
+        to_gguf: config value -> value of the GGUF key; None writes none; GgufKeys writes several.
+        from_gguf: GGUF value -> config value; None: absent, DEFAULT: the row's default; ConfigKeys sets several.
+        derive: computes an absent config key without a default from the others.
+        normalize: the stored form of a config.json value: called for every config.json, also with None, when all its
+            keys
+            are read and before anything is derived from them. Returns what `from_gguf` may return.
+        from_target: the value of a draft model's key from the config.json of its target model, if its own lacks it.
+        role: identifies the key to other modules; a constant of arch.row.
     """
 
     to_gguf: Convert = same
@@ -186,10 +185,10 @@ class Converter:
 
 
 def refuse_if(wrong: Callable[[object, Scope], object], sentence: str, *, hint: str | None = None) -> Convert:
-    """A `to_gguf` that passes a value on, and raises RefusedError where `wrong` is true of it.
+    """A `to_gguf` that passes a value through, and raises RefusedError if `wrong` holds for it.
 
-    `sentence` is a format of the key's `{name}` and `{value}`, the GGUF architecture `{gguf}` and the
-    hyper-parameters `{h.num_layers}`.
+    `sentence` is a format of the key's `{name}` and `{value}`, the GGUF architecture `{gguf}` and the hyper-parameters
+    `{h.num_layers}`.
     """
 
     def to_gguf(value: object, scope: Scope) -> object:
@@ -202,7 +201,7 @@ def refuse_if(wrong: Callable[[object, Scope], object], sentence: str, *, hint: 
 
 
 def implied(expected: Callable[[Scope], object], sentence: str, *, normalize: Convert | None = None) -> Converter:
-    """A key that no GGUF has, as llama.cpp's network implies its value: any other is refused with the sentence."""
+    """A key without a GGUF counterpart because llama.cpp's network implies its value: any other is refused."""
     wrong = refuse_if(lambda value, scope: value is not None and value != expected(scope), sentence)
 
     def to_gguf(value: object, scope: Scope) -> None:
@@ -216,12 +215,12 @@ if_given = Converter()
 
 
 def converter_of(key: Key) -> Converter:
-    """The converter of a key; that of equal values where it names none."""
+    """The converter of a key; identity if it has none."""
     return key.converter or if_given
 
 
 def words(table: Mapping[str, int]) -> Converter:
-    """A converter between words of a config.json and numbers of a GGUF."""
+    """A converter between words of a config.json and GGUF enum values."""
     back = {number: word for word, number in table.items()}
 
     def to_gguf(value: object, scope: Scope) -> int | None:

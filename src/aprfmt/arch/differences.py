@@ -1,4 +1,4 @@
-"""What llama.cpp computes otherwise than transformers: the facts of a row, held against one network."""
+"""Differences between llama.cpp and transformers: the facts of a row, evaluated for one network."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ GENERAL: tuple[Difference, ...] = (
         beyond=POSITIONS,
     ),
     _RAMP,
-    replace(_RAMP, when="other_ramp&!far_ramp&gguf=gpt-oss", slight=True),  # all published models ask for it
+    replace(_RAMP, when="other_ramp&!far_ramp&gguf=gpt-oss", slight=True),  # all published models require it
     Difference(
         "llama.cpp applies LongRoPE's long factors to every text once its context (-c) exceeds {original} tokens; "
         "transformers applies them to longer texts only",
@@ -82,17 +82,17 @@ GENERAL: tuple[Difference, ...] = (
         "unread_epsilon",
     ),
 )
-"""What concerns every family."""
+"""Differences that concern every family."""
 
 
 @light_dataclass(frozen=True, slots=True)
 class Found:
-    """A difference of one network.
+    """A difference for one network.
 
     Attributes:
         what: one sentence for the user.
-        beyond: how many tokens a text may have before its logits differ; None where every text's do.
-        slight: whether the order of the most likely tokens stays.
+        beyond: text length in tokens above which logits differ; None if all texts are affected.
+        slight: whether the ranking of the most likely tokens is unchanged.
     """
 
     what: str
@@ -101,12 +101,12 @@ class Found:
 
     @property
     def refused(self) -> bool:
-        """Whether an export needs the user's consent: the logits of short texts differ."""
+        """Whether an export needs the user's consent: logits of short texts differ."""
         return self.beyond is None and not self.slight
 
 
 def differences(row: Architecture, h: Hyperparams) -> Iterator[Found]:
-    """Each thing that llama.cpp computes otherwise in the network `h` of the family `row`."""
+    """Everything that llama.cpp computes differently in the network `h` of the family `row`."""
 
     def value(word: str) -> object:
         if word == "gguf":
@@ -130,7 +130,7 @@ def differences(row: Architecture, h: Hyperparams) -> Iterator[Found]:
 
 
 def _has_window(h: Hyperparams) -> bool:
-    """Whether a layer sees less than the longest text."""
+    """Whether a layer attends to less than the longest text."""
     window, kinds = active_window(h), layer_kinds(h.extra)
     if window is None or (h.max_position_embeddings is not None and window >= h.max_position_embeddings):
         return False
@@ -158,7 +158,7 @@ def _has_other_gelu(row: Architecture, h: Hyperparams) -> bool:
 
 
 def _first_turned(h: Hyperparams) -> int | None:
-    """The length of texts from which on the fourth section of M-RoPE turns pairs visibly; None without one."""
+    """The text length from which the fourth section of M-RoPE rotates pairs noticeably; None without one."""
     sections = scaling_of(h).get("mrope_section")
     n_dims, base = rotary_dim(h), h.rope_theta
     numbers = [n for n in sections if type(n) is int] if isinstance(sections, list) else []
@@ -179,7 +179,7 @@ def _has_far_fourth_section(h: Hyperparams) -> bool:
 
 
 def _leaves_pairs(row: Architecture, h: Hyperparams) -> bool:
-    """Whether a pair that turns visibly in short texts has no position in llama.cpp.
+    """Whether a pair that rotates noticeably in short texts gets no position in llama.cpp.
 
     Pair i is sector i mod sum(mrope_section), of lane sector mod 3, which has as many sectors as its section says.
     """
@@ -222,7 +222,7 @@ def _has_lone_attention(h: Hyperparams) -> bool:
 
 
 def _inner_epsilon(h: Hyperparams) -> float | None:
-    """The epsilon of norms inside a layer that transformers gives one of their own; None where it has no such norms."""
+    """The separate epsilon of norms inside a layer in transformers; None without such norms."""
     if h.extra.get("kv_lora_rank") or h.extra.get("linear_key_head_dim"):  # latent vectors; queries of the delta rule
         return 1e-6
     if h.hf_model_type == "falcon_mamba":
@@ -231,7 +231,7 @@ def _inner_epsilon(h: Hyperparams) -> float | None:
 
 
 def _norm_gap(h: Hyperparams, rms: float) -> float:
-    """Relative difference of a norm's outputs by both epsilons, for an input of that root mean square."""
+    """Relative difference of a norm's outputs with both epsilons, for an input with that root mean square."""
     ours, theirs = (math.sqrt(rms * rms + epsilon) for epsilon in (_inner_epsilon(h) or 0.0, h.rms_norm_eps or 0.0))
     return abs(theirs / ours - 1)
 
@@ -252,13 +252,13 @@ def _has_far_epsilons(h: Hyperparams) -> bool:
 
 
 def _has_unread_epsilon(row: Architecture, h: Hyperparams) -> bool:
-    """Whether the loader reads no epsilon of norms, and that of the network is not small."""
+    """Whether the loader ignores the epsilon of norms, and the network's is not negligible."""
     loader = loader_of(row.gguf)
     return loader is not None and not loader.reads_epsilon and (h.rms_norm_eps or 0) > _LARGE_EPSILON
 
 
 def _has_other_head_norm(h: Hyperparams) -> bool:
-    """Whether the norm of each head adds another epsilon to it than that of 64 values does."""
+    """Whether the norm of each head effectively has another epsilon than that over 64 values."""
     return not math.isclose((h.head_dim or 0) * (h.rms_norm_eps or 0), 64e-5, rel_tol=1e-6)
 
 
@@ -267,28 +267,28 @@ def _has_least_step(h: Hyperparams) -> bool:
 
 
 def _chooses_positions(h: Hyperparams) -> bool:
-    """Whether a text may be longer than what its layers choose of it."""
+    """Whether a text may be longer than the number of positions that its layers select."""
     budget = as_int(h.extra.get("indexer_budget"), "indexer_budget")
     return budget is not None and (h.max_position_embeddings is None or budget < h.max_position_embeddings)
 
 
 _SMALL = 1e-3
-"""Of a pair's share of the stretched frequency: shows in no logit."""
+"""Maximum deviation of a pair's interpolation weight that shows in no logit."""
 
 _USUAL_EPSILON = 1e-5
-"""The largest epsilon of published models: two of them below it differ by less than other programs' rounding."""
+"""The largest epsilon of published models: two of them below it differ by less than rounding in other programs."""
 
 _USUAL_STEP = 1e-3
-"""The least time step of published models, below which theirs seldom are."""
+"""The smallest time step limit of published models, which their steps rarely reach."""
 
 _LARGE_EPSILON = 5e-5
-"""An epsilon of norms above which it shows in logits whether it is added."""
+"""An epsilon of norms above which logits depend on whether it is added."""
 
 _LEAST_TURN, _SHORT_TEXT = 1e-2, 128
-"""The angle, and the length of texts, below which a difference of rotations shows in no one's use."""
+"""The angle, and the text length, below which a difference of rotations is negligible."""
 
 _INTERLEAVED = frozenset(("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "qwen4exp", "qwen3tts"))
-"""Architectures whose pairs of a head belong to time, height and width in turn (LLAMA_ROPE_TYPE_IMROPE)."""
+"""Architectures whose pairs of a head alternate between time, height and width (LLAMA_ROPE_TYPE_IMROPE)."""
 
 RULES_OF_ROW: dict[str, Callable[[Architecture, Hyperparams], object]] = {
     "other_ramp": _has_other_ramp,
@@ -297,7 +297,7 @@ RULES_OF_ROW: dict[str, Callable[[Architecture, Hyperparams], object]] = {
     "uncovered_pairs": _leaves_pairs,
     "unread_epsilon": _has_unread_epsilon,
 }
-"""The same, of words that depend on the architecture."""
+"""The same, for words that depend on the architecture."""
 
 RULES: dict[str, Callable[[Hyperparams], object]] = {
     "window": _has_window,
@@ -318,4 +318,4 @@ RULES: dict[str, Callable[[Hyperparams], object]] = {
     "bare": lambda h: (h.hf_architecture or "").endswith("Model") or has_no_output(h.hf_architecture),
     "model_type": lambda h: h.hf_model_type,
 }
-"""Word of a `when` -> what it stands for; any other word is a config.json key."""
+"""Word of a `when` -> its meaning; any other word is a config.json key."""

@@ -1,9 +1,10 @@
-"""Tensors outside the network: which names of a checkpoint are not part of its language model, and of what they are.
+"""Extra tensors: which tensors of a checkpoint are not part of its language model, and what they belong to.
 
-A checkpoint may hold more than the network of its row: towers that see or hear, projectors, draft layers, poolers,
-heads for training. What is outside follows from the names that the row has, not from a list of other parts: a module
-that none of the row's names lies in is another one. What the network itself may have is stricter: an unknown tensor
-in one of its modules or layers, or beside them, is not another part but a sign of the wrong row.
+A checkpoint may contain more than the network of its row: vision or audio towers, projectors, MTP layers, poolers,
+training heads. What is extra follows from the names of the row, not from a list of other parts: a module that contains
+none of the row's names is another part. Inside the network the rules are stricter: an unknown tensor in one of its
+modules
+or layers, or next to them, does not mean another part but the wrong row.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ DRAFT_LAYERS = "MTP layers"
 ADAPTER = "adapter"
 HEAD = "head of another task"
 
-# What a part is called, by a component of its tensors' names; for messages alone, but for single tensors (see
-# _is_own). The names of a GGUF's towers are too short to be looked for anywhere but at the beginning.
+# Name of a part by a component of its tensors' names; for messages only, except for single tensors (see
+# _is_own). Names of a GGUF's towers are too short to be searched for anywhere but at the beginning.
 _KINDS = (
     (
         "vision tower",
@@ -53,10 +54,10 @@ _KINDS = (
 )
 _SHORT = ("v", "a", "mm")
 
-# What llama.cpp puts behind a pooled text: names of a GGUF, whatever modules of a checkpoint are called so.
+# llama.cpp's layers after pooling: GGUF names, whatever modules of a checkpoint are called so.
 _GGUF_HEAD = re.compile(r"(cls|cls\.output|cls\.norm|dense_[23])\.(weight|bias)")
 
-# A layer behind the last is a draft where the config counts it, or where it holds one of these.
+# A layer after the last is an MTP layer if the config counts it, or if it contains one of these.
 _DRAFT_MARK = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head|nextn)\.")
 
 
@@ -65,7 +66,7 @@ def outside(arch: Architecture, h: Hyperparams, all_names: Collection[str]) -> s
     wrapper = wrapper_of(h.hf_architecture)
     beside = {name for name in all_names if wrapper is not None and name.startswith(wrapper.beside)}
     layers = {name: n for name in all_names if name not in beside and (n := layer_of(arch, name)) is not None}
-    # A further layer under the usual names is none of a family that names its draft layers otherwise.
+    # A further layer under the usual names does not belong to a family that names its MTP layers differently.
     drafts = _draft_layers(h, layers, 0 if arch.drafts else n_drafts(arch, h))
     modules = {name for name in all_names if MODULE.match(name) and _is_left_out(arch, h, name)}
     in_drafts = {name for name, layer in layers.items() if layer in drafts}
@@ -80,27 +81,27 @@ def unknown_empty(arch: Architecture, shapes: Mapping[str, Shape]) -> set[str]:
 
 
 def holds_adapter(all_names: Collection[str]) -> bool:
-    """Whether a file holds tensors of an adapter alone, and no network."""
+    """Whether a file contains only tensors of an adapter."""
     return bool(all_names) and all(_part_of(None, name)[0] == ADAPTER for name in all_names)
 
 
 def n_drafts(arch: Architecture | None, h: Hyperparams) -> int:
-    """How many draft layers the config counts."""
+    """The number of MTP layers in the config."""
     counted = next((h.extra[name] for name in drafts_key(arch).hf if name in h.extra), 0)
     return counted if type(counted) is int else 0
 
 
 def is_draft(arch: Architecture | None, name: str) -> bool:
-    """Whether `name`, a tensor outside the network, is one of draft layers."""
+    """Whether `name`, an extra tensor, belongs to an MTP layer."""
     return _part_of(arch, name)[0] == DRAFT_LAYERS
 
 
 def names_drafts(arch: Architecture) -> bool:
-    """Whether the row names the tensors of draft layers, on both sides."""
+    """Whether the row names the tensors of MTP layers, on both sides."""
     return any(row.layers == "draft" for row in arch.tensors)
 
 
-# `general.type` or `general.architecture` of a GGUF that holds no network -> what it holds instead.
+# `general.type` or `general.architecture` of a GGUF without a network -> its content.
 _NO_NETWORK = {
     "adapter": "an adapter",
     "mmproj": "towers and projectors",
@@ -111,7 +112,7 @@ _NO_NETWORK = {
 
 
 def part_of(arch: Architecture | None, kv: Mapping[str, object], h: Hyperparams, all_names: Collection[str]) -> str:
-    """What a GGUF holds that is not a network of its own ("an adapter"); "" for a network, or a vocabulary alone."""
+    """What a GGUF contains that is not a network ("an adapter"); "" for a network, or a vocabulary only."""
     told = (_NO_NETWORK.get(str(kv.get(f"general.{key}"))) for key in ("type", "architecture"))
     if (found := next(filter(None, told), None)) is not None:
         return found
@@ -123,7 +124,7 @@ def part_of(arch: Architecture | None, kv: Mapping[str, object], h: Hyperparams,
 
 @light_dataclass(frozen=True, slots=True)
 class ExtraTensors:
-    """Tensors outside the network that belong together: what they are, how their names begin, count and bytes."""
+    """Extra tensors that belong together: what they are, their name prefix, count and bytes."""
 
     kind: str
     prefixes: tuple[str, ...]
@@ -137,9 +138,9 @@ class ExtraTensors:
 
 
 def parts(arch: Architecture | None, sizes: Mapping[str, int], hf_class: str | None = None) -> list[ExtraTensors]:
-    """What the tensors outside the network are, from their names and bytes, the largest part first.
+    """Groups the extra tensors by what they belong to, the largest part first.
 
-    A head is called what it is in the class of the whole.
+    A head is named by the class of the whole model.
     """
     found: dict[str, dict[str, list[int]]] = {}
     head = head_of(hf_class)
@@ -158,7 +159,7 @@ _IN_LAYER = re.compile(r"(?:layers?|blocks?|h)\.\d+\.")
 
 
 def without_place(all_names: Collection[str], hf_class: str | None) -> Iterator[str]:
-    """What those tensors of a network are that a GGUF of the family has no place for, a sentence a part."""
+    """What a GGUF of the family cannot store of a network's tensors, a sentence per part."""
     head = head_of(hf_class)
     found: dict[str, list[str]] = {}
     for name in sorted(all_names):
@@ -179,7 +180,7 @@ def _is_left_out(arch: Architecture, h: Hyperparams, name: str) -> bool:
 
 
 def _is_elsewhere(arch: Architecture, name: str) -> bool:
-    """Whether a name that lies in no layer is none of the network's, and none that it might have."""
+    """Whether a name outside the layers is not part of the network, and not a possible variant."""
     if names.is_gguf_only(arch, name) or names.ignorable(arch, name):
         return False
     if names.canonical_name(arch, name) is not None or names.matches(arch, name, "gguf"):
@@ -190,7 +191,7 @@ def _is_elsewhere(arch: Architecture, name: str) -> bool:
 
 
 def _is_own(arch: Architecture, name: str) -> bool:
-    """Whether an unknown name lies in a module of the network, or is a single tensor beside them."""
+    """Whether an unknown name is inside a module of the network, or is a single tensor next to them."""
     modules = _modules(arch)
     container = max((c for c in modules if name.startswith(c)), key=len)
     first, *rest = name[len(container) :].split(".")
@@ -201,7 +202,7 @@ def _is_own(arch: Architecture, name: str) -> bool:
 
 @cache
 def _modules(arch: Architecture) -> dict[str, set[str]]:
-    """Where the network's modules lie ("model.", "") -> their names there ("layers", "norm"; "lm_head")."""
+    """The network's modules ("model.", "") -> their names inside ("layers", "norm"; "lm_head")."""
     found: dict[str, set[str]] = {"": set()}
     for row in arch.tensors:
         for template in (*row.hf, *row.gguf):
@@ -221,14 +222,14 @@ def _layer_pattern(arch: Architecture) -> re.Pattern[str]:
 
 
 def layer_of(arch: Architecture, name: str) -> int | None:
-    """The layer of the network that `name` lies in, whether the row knows it or not; None for what is in none."""
+    """The network layer that contains `name`, whether the row knows it or not; None for other names."""
     look = _layer_pattern(arch).match
     found = look(name) or next(filter(None, map(look, names.ways_to_spell(arch, name))), None)
     return int(found[2]) if found is not None else None
 
 
 def _draft_layers(h: Hyperparams, layers: Mapping[str, int], counted: int) -> set[int]:
-    """Layers that predict further tokens: they stand behind the network's own; the config or marks tell them."""
+    """MTP layers: they follow the network's own; the config or markers identify them."""
     marked = {layer for name, layer in layers.items() if _DRAFT_MARK.search(name)}
     if h.num_layers is None:
         return marked
@@ -247,7 +248,7 @@ def _kind_of(component: str, is_first: bool) -> str | None:
 
 
 def _part_of(arch: Architecture | None, name: str) -> tuple[str, str]:
-    """What `name` is a tensor of, and how the names of that part begin."""
+    """The part that `name` belongs to, and the name prefix of that part."""
     if arch is not None and layer_of(arch, name) is not None:
         head = re.match(r"(.*?\.\d+)\.", name)
         return DRAFT_LAYERS, f"{head[1]}.*" if head else name

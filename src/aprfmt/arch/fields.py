@@ -16,7 +16,7 @@ GgufKey = tuple[str, str | tuple[str, str], object]
 
 @light_dataclass(frozen=True, slots=True)
 class Misfit:
-    """A value that its GGUF key cannot hold, and the error that says so."""
+    """A value that its GGUF key cannot store, and the error that says so."""
 
     value: object
     error: AprError = field(compare=False, repr=False)
@@ -49,7 +49,7 @@ def as_float(value: object, key: str) -> float | None:
 
 
 def as_id(value: object, key: str) -> int | None:
-    """A token id, of a list the first; null, [] and -1 (a spelling of none) are None. Raises CorruptError."""
+    """A token id, the first one of a list; null, [] and -1 (meaning none) are None. Raises CorruptError."""
     if isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, int) and not isinstance(value, bool) and value < 0:
@@ -63,12 +63,12 @@ def as_mapping(value: object) -> Mapping[str, object]:
 
 
 def as_text(value: object) -> str | None:
-    """`value` if it is a string with something in it, else None."""
+    """`value` if it is a non-empty string, else None."""
     return value if isinstance(value, str) and value else None
 
 
 def from_f32(value: object, key: str) -> float | None:
-    """A number stored as float32 by its shortest digits: 9.99999997e-07 is 1e-06. Raises CorruptError."""
+    """A float32 by its shortest digits: 9.99999997e-07 is 1e-06. Raises CorruptError."""
     number = as_float(value, key)
     if number is None or abs(number) > 3.4e38 or to_f32(number) != number:
         return number
@@ -80,7 +80,7 @@ def from_f32(value: object, key: str) -> float | None:
 
 
 def shorten(number: float) -> float:
-    """The number of the fewest digits that is the same float32 as `number`."""
+    """The number with the fewest digits that is the same float32 as `number`."""
     stored = to_f32(number)
     return from_f32(stored, "") or 0.0 if math.isfinite(stored) else number
 
@@ -91,7 +91,7 @@ _TYPES = {"u32": "UINT32", "u64": "UINT64", "i32": "INT32", "f32": "FLOAT32", "b
 def typed_key(key: str, kind: str, value: object) -> GgufKey:
     """A key-value pair of a `kind` of row.Key. A list for a number becomes an array of INT32, or of its kind.
 
-    Raises CorruptError for a value that is not of the kind, RefusedError for one that a GGUF cannot hold.
+    Raises CorruptError for a value of another kind, RefusedError for one that a GGUF cannot store.
     """
     if isinstance(value, list | tuple):
         inner = kind.removesuffix("[]")
@@ -141,10 +141,11 @@ def config_value(key: str, kind: str, value: object) -> object:
 
 
 def converter_value(key: str, kind: str, value: object) -> object:
-    """A GGUF value for a converter: as it is, but of the kind's type. Raises CorruptError.
+    """A GGUF value for a converter: unchanged, but of the kind's type. Raises CorruptError.
 
-    A list for one number is what all its items are; a number may stand for a list, as in the runtime, and a list of
-    flags for the period of layers.
+    A list for a single number is the common value of its items; a number may replace a list, as in llama.cpp, and a
+    list of
+    flags the period of layers.
     """
     value = plain_value(key, value)
     inner = kind.removesuffix("[]")

@@ -1,4 +1,4 @@
-"""Norms that a GGUF has and a checkpoint does not: all their values are one number of the config."""
+"""Constant norms that a GGUF has and a checkpoint does not: all their values are one number of the config."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from aprfmt.arch.row import Architecture
 
 
 def flat_norms(arch: Architecture, layer: int) -> dict[str, str]:
-    """GGUF name -> config key ("" for 1) of the norms of one layer; {} for most families."""
+    """GGUF name -> config key ("" for 1) of the constant norms of one layer; {} for most families."""
     return {spell(name, layer): key for name, key in arch.flat_norms.items()}
 
 
 def all_flat_norms(h: Hyperparams, arch: Architecture) -> dict[str, list[float]]:
-    """GGUF name -> values [head_dim] of the norms of all layers. Raises CorruptError for what is not a number."""
+    """GGUF name -> values [head_dim] of the norms of all layers. Raises CorruptError for anything but a number."""
     made: dict[str, list[float]] = {}
     for layer in range(h.num_layers or 0 if arch.flat_norms else 0):
         for name, key in flat_norms(arch, layer).items():
@@ -26,7 +26,7 @@ def all_flat_norms(h: Hyperparams, arch: Architecture) -> dict[str, list[float]]
 
 
 def read_flat_norms(h: Hyperparams, arch: Architecture, tensors: Mapping[str, Sequence[float]]) -> None:
-    """Sets the config keys that the norms of the first layer tell."""
+    """Sets the config keys from the norms of the first layer."""
     for name, key in flat_norms(arch, 0).items():
         values = tensors.get(name)
         if key and values:

@@ -1,4 +1,4 @@
-"""What llama.cpp does not load a GGUF without, or with: keys of every file and of one family, unknown tensors."""
+"""Keys without which llama.cpp refuses a GGUF: those of every file and of one family; and unknown tensors."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Problem: TypeAlias = tuple[str, str]
 """(key, what is wrong with it)."""
 
 ALWAYS = ("context_length", "embedding_length", "block_count")
-"""What every network needs, after the prefix."""
+"""Required by every network, after the prefix."""
 
-# Needed wherever a family has them; of the constants of norms the one that the family's keys name first.
+# Required if a family has them; of the constants of norms the first among the family's keys.
 _USUAL = ("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count")
 
-# What a tensor is long by -> the field of the key that says so. Of those that are not here llama.cpp knows a default.
+# Dimension of a tensor -> the field of its key. llama.cpp has defaults for the others.
 _FIELD_OF = {
     "hidden": "hidden_size", "ffn": "intermediate_size", "heads": "num_heads", "q": "num_heads",
     "experts": "num_experts", "moe_ffn": "moe_intermediate_size",
 }  # fmt: skip
 _HAS_DEFAULT = frozenset(("vocab", "kv_heads", "kv", "head_dim", "positions", "layers", "moe_num_shared_experts"))
 
-# Needed where a tensor of one of these names is there, whatever its sizes are written with.
+# Required if a tensor of one of these names is present, whatever its sizes.
 _BY_TENSOR = {
     "attention.head_count": ("attn_q.weight", "attn_qkv.weight"),
     "feed_forward_length": (".ffn_up.weight", ".ffn_down.weight"),
@@ -37,18 +37,18 @@ _BY_TENSOR = {
 
 _ATTENTION = re.compile(r"blk\.(\d{1,6})\.attn_q\.weight")
 
-# One number for all layers, or one a layer.
+# One number for all layers, or one per layer.
 _BY_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv", "attention.indexer.types")
 _WITHOUT_MTP = "attention.indexer.types"
 """The one of them that lists the layers without the MTP layers."""
 
 
 _STATES = ("ple.conv_kernel", "shortconv.l_cache")
-"""Lengths of convolutions whose earlier positions have a cache of their own; llama.cpp cannot allocate an empty one."""
+"""Convolution lengths with a cache of earlier positions; llama.cpp cannot allocate an empty one."""
 
 
 def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> Iterator[Problem]:
-    """(key, what is wrong with it) for each key of a GGUF of the family that llama.cpp insists on.
+    """(key, what is wrong with it) for each key of a GGUF of the family that llama.cpp requires.
 
     `shapes` are those of its tensors, row-major.
     """
@@ -89,7 +89,7 @@ def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[st
 def _wrong_layers(
     row: Architecture, loader: Loader, kv: Mapping[str, object], shapes: Mapping[str, Shape]
 ) -> Iterator[Problem]:
-    """What llama.cpp asserts of layers: sides of the hidden size, layers of every kind, groups to choose from."""
+    """llama.cpp's assertions about layers: square tensors, layers of every kind, groups to choose from."""
     hidden = kv.get(full_key(row, "embedding_length"))
     if isinstance(hidden, int):
         for name in [*loader.misshapen(shapes, hidden)][:1]:
@@ -109,7 +109,7 @@ def _wrong_layers(
 
 
 def _check_sliding_window_pattern(row: Architecture, loader: Loader, kv: Mapping[str, object]) -> Iterator[Problem]:
-    """A pattern that lacks a kind of layer that llama.cpp requires: sliding-window or full-attention."""
+    """A pattern that lacks a layer type which llama.cpp requires: sliding-window or full-attention."""
     key = full_key(row, "attention.sliding_window_pattern")
     pattern, layers = kv.get(key, loader.period), kv.get(full_key(row, "block_count"))
     if loader.memory != "windowed" or (full_key(row, _WINDOW) not in kv and row.gguf not in _OWN_WINDOW):
@@ -126,7 +126,7 @@ def _check_sliding_window_pattern(row: Architecture, loader: Loader, kv: Mapping
 
 
 def _check_rotary_dimensions(row: Architecture, loader: Loader, kv: Mapping[str, object]) -> Iterator[Problem]:
-    """Rotated parts of a head that the runtime cannot cut into pairs or sections."""
+    """Rotated dimensions of a head that llama.cpp cannot divide into pairs or sections."""
     for suffix in ("rope.dimension_count", "rope.dimension_count_swa"):
         count = kv.get(full_key(row, suffix))
         if isinstance(count, int) and count % 2:
@@ -185,17 +185,18 @@ _HALF_ROTATED = ("step35",)
 
 _WINDOW = "attention.sliding_window"
 _OWN_WINDOW = ("llama4",)
-"""Loaders that set a window where a file names none."""
+"""Loaders that set a window if a file states none."""
 _FULL_INPUTS = ("modern-bert", "gemma-embedding", "llama4")
-"""Networks with windows: llama.cpp fills inputs that only layers with full attention use, masks or scales of Q."""
+"""Windowed networks: llama.cpp fills inputs that only full-attention layers use, masks or scales of Q."""
 
 _RECURRENT = (".ssm_", ".shortconv.", ".time_mix_")
 _ATTENDS = (".attn_k.weight", ".attn_kv_a_mqa.weight", ".attn_qkv.weight")
 
 
 def _kinds_of(loader: Loader, shapes: Mapping[str, Shape], own: int | None) -> set[str] | None:
-    """The kinds of the network's `own` layers that tensors show, "attention" and "recurrent"; None of a family with one
-    kind, or of a file with MTP layers only.
+    """The kinds of the network's `own` layers in its tensors, "attention" and "recurrent"; None for a family with one
+    kind, or a
+    file with MTP layers only.
     """
     weights = [name for name in loader.known if name.endswith(".weight")]  # every loader knows the scales of ssm_in
     if not any(part in name for name in weights for part in _RECURRENT):
@@ -215,7 +216,7 @@ def _kinds_of(loader: Loader, shapes: Mapping[str, Shape], own: int | None) -> s
 
 
 def _switch_of(row: Architecture, name: str) -> str:
-    """The config.json key that asks for a tensor, where one does."""
+    """The config.json key that requests a tensor, if any."""
     needs = (match.row.need for match in matches(row, name, "gguf")[:1])
     words = (word for need in needs for facts in parse_condition(need) for word, _, _ in facts)
     keys = {name for key in row.keys for name in key.hf}
@@ -223,7 +224,7 @@ def _switch_of(row: Architecture, name: str) -> str:
 
 
 def _wanted(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> dict[str, None]:
-    """The keys that must be there, in the order in which they are told."""
+    """The required keys, in the order of messages."""
     own = {key.gguf for key in row.keys}
     recurrent = any(".ssm_" in name for name in shapes)
     epsilons = [key.gguf for key in row.keys if key.gguf in EPSILONS]
@@ -253,13 +254,13 @@ def _wanted(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Sh
 
 
 def _is_every_fourth(shapes: Mapping[str, Shape]) -> bool:
-    """Whether each fourth layer, and no other, has attention: what llama.cpp takes by default."""
+    """Whether exactly every fourth layer has attention: llama.cpp's default."""
     found = (_ATTENTION.fullmatch(name) for name in shapes)
     return all((int(match[1]) + 1) % 4 == 0 for match in found if match)
 
 
 def _wrong_defaults(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> Iterator[Problem]:
-    """Keys that are absent, and for which llama.cpp takes what the tensors of a layer contradict."""
+    """Absent keys whose llama.cpp default contradicts the tensors of a layer."""
 
     def number(suffix: str) -> int | None:
         value = kv.get(full_key(row, suffix))
@@ -267,9 +268,9 @@ def _wrong_defaults(row: Architecture, kv: Mapping[str, object], shapes: Mapping
 
     hidden, heads = number("embedding_length"), number("attention.head_count")
     if hidden is None or heads is None or not isinstance(kv.get(full_key(row, "attention.head_count_kv"), 1), int):
-        return  # numbers of heads by layer
+        return  # numbers of heads per layer
     if full_key(row, "attention.key_length_swa") in kv:
-        return  # widths of heads by kind of layer
+        return  # head sizes by layer type
     query = next((part.dims[0] for part in row.tensors if "blk.{n}.attn_q.weight" in part.gguf), "")
     gated = dims_of(query)[:1] == ["2*q"]
     kv_heads = number("attention.head_count_kv") or heads
@@ -290,7 +291,7 @@ def _wrong_defaults(row: Architecture, kv: Mapping[str, object], shapes: Mapping
 
 
 def _wrong_depths(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> Iterator[Problem]:
-    """Stacks of layers that no key counts and that are not as deep as the first, which llama.cpp takes them for."""
+    """Layer stacks without a depth key that are not as deep as the first, which llama.cpp assumes."""
     depths: dict[str, int] = {}
     for name in shapes:
         for match in matches(row, name, "gguf")[:1]:
@@ -304,7 +305,7 @@ def _wrong_depths(row: Architecture, kv: Mapping[str, object], shapes: Mapping[s
 
 
 def _keys_of(row: Architecture, tensor: TensorRow) -> Iterator[str]:
-    """The keys that the sizes of a tensor need."""
+    """The keys that the sizes of a tensor require."""
     words = {word for dims in (*tensor.dims, *tensor.gguf_dims) for size in dims_of(dims) for word in size_words(size)}
     if any("{e}" in name for name in tensor.hf):
         words |= size_words(tensor.count)
@@ -314,7 +315,7 @@ def _keys_of(row: Architecture, tensor: TensorRow) -> Iterator[str]:
         named = [key for key in keys if (key.field == field if field else word in key.hf)]
         if not named and word == "moe_ffn":
             named = [key for key in row.keys if key.gguf and key.field == "intermediate_size"]
-        if any("_exps." in name for name in tensor.gguf):  # an expert has a width of its own
+        if any("_exps." in name for name in tensor.gguf):  # an expert has its own width
             named.sort(key=lambda key: key.gguf != "expert_feed_forward_length")
         if named:
             yield full_key(row, named[0].gguf)

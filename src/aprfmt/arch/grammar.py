@@ -9,8 +9,8 @@
     facts     := fact ("&" fact)*
     fact      := ["!"] word ["=" value]
 
-docs/rows.md teaches them. Each text is parsed on first use and the result is kept. A text outside the grammar raises
-ValueError, which no user can cause: rows are part of the package, and tests parse all of them.
+docs/rows.md explains them. Each text is parsed once and cached. An invalid text raises ValueError, which users cannot
+cause: rows are part of the package, and tests parse all of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _parse_size(size: str) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...
 
 
 def evaluate(size: str, sizes: Mapping[str, int]) -> int | None:
-    """The number that `size` ("q+2*kv") stands for; None where a word is unknown or a division leaves a remainder."""
+    """The value of `size` ("q+2*kv"); None if a word is unknown or a division leaves a remainder."""
     total = 0
     for sign, factors in _parse_size(size):
         product = 1
@@ -64,26 +64,26 @@ def evaluate(size: str, sizes: Mapping[str, int]) -> int | None:
 
 
 ANY = "any_"
-"""How words of sizes begin that no key tells: those of the tensors themselves."""
+"""Prefix of size words that no key states: those of the tensors themselves."""
 
 
 def size_words(size: str) -> set[str]:
-    """The words of a size; none of "", the shape of a single value."""
+    """The words of a size; none for "", a scalar."""
     return {atom for _, factors in _parse_size(size) for _, atom in factors if not atom.isdigit()}
 
 
 def dims_of(dims: str) -> list[str]:
-    """The sizes of a shape, outermost first; none of the shape of a single value, ""."""
+    """The sizes of a shape, outermost first; none for a scalar, ""."""
     return dims.split(",") if dims else []
 
 
 def shape_of(dims: str, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
-    """The shape that `dims` ("q,hidden") describes; None for each dimension that the sizes do not give."""
+    """The shape that `dims` ("q,hidden") describes; None for each unknown dimension."""
     return tuple(evaluate(size, sizes) for size in dims_of(dims))
 
 
 def parse_order(order: str) -> tuple[str, list[str]]:
-    """The name and the sizes of an order of rows: "swap:heads,2,head_dim/2". `arch.orders` has the names."""
+    """The name and the sizes of a row order: "swap:heads,2,head_dim/2". `arch.orders` has the names."""
     name, _, sizes = order.partition(":")
     return name, sizes.split(",")
 
@@ -94,7 +94,7 @@ Fact = tuple[str, str, bool]
 
 @cache
 def parse_condition(condition: str) -> tuple[tuple[Fact, ...], ...]:
-    """The alternatives of a condition, each with the facts that must hold together."""
+    """The alternatives of a condition, each with the facts that must all hold."""
 
     def parse(text: str) -> Fact:
         match = re.fullmatch(_FACT, text, re.ASCII)
@@ -106,10 +106,11 @@ def parse_condition(condition: str) -> tuple[tuple[Fact, ...], ...]:
 
 
 def holds(condition: str, look_up: Callable[[str], object]) -> bool:
-    """Whether `condition` is true, where `look_up` gives what a word stands for.
+    """Whether `condition` holds, where `look_up` returns the value of a word.
 
-    `word` is true of what is neither absent nor false, 0 or empty. `word=value` is true of a list that has the value,
-    and of anything else that is spelled like it.
+    `word` holds unless it is absent, false, 0 or empty. `word=value` holds for a list that contains the value, and for
+    anything
+    else with that spelling.
     """
     return any(
         all(_is_true(look_up(word), value) is not negated for word, value, negated in facts)
@@ -140,13 +141,13 @@ FIELD_OF_SIZE = {
     "positions": "max_position_embeddings",
     "layers": "num_layers",
 }
-"""Standard size word -> the field of Hyperparams that it is; `q` and `kv` are products of two."""
+"""Standard size word -> its field of Hyperparams; `q` and `kv` are products of two."""
 
 
 def sizes_of(h: Hyperparams, layer: int | None = None) -> dict[str, int]:
-    """Every size word that the hyper-parameters give: the standard words and all integers among the config keys.
+    """Every size word that the hyper-parameters define: the standard words and all integers among the config keys.
 
-    Of a `layer` its own, where layers differ (arch.layer_sizes).
+    With `layer`, its own values if layers differ (arch.layer_sizes).
     """
     own = {} if layer is None else layer_sizes(h, layer)
     kv_heads = h.num_kv_heads if h.num_kv_heads is not None else h.num_heads
@@ -178,8 +179,8 @@ def sizes_of(h: Hyperparams, layer: int | None = None) -> dict[str, int]:
 def has_layer(layers: str, h: Hyperparams, layer: int) -> bool:
     """Whether layer `layer` (from 0) has the tensors of a row with this `layers` condition; "" means every layer.
 
-    A word is a name of LAYER_RULES, a size of LAYER_SIZES, which is not 0 in the layers that are meant, else the kind
-    that the layer must be of (LAYER_KINDS); `kind` is its kind.
+    A word is a name of LAYER_RULES, a size of LAYER_SIZES, which is not 0 in the layers that are meant, or a layer type
+    (LAYER_KINDS); `kind` is the layer's type.
     """
 
     def look_up(word: str) -> object:
@@ -195,9 +196,9 @@ def has_layer(layers: str, h: Hyperparams, layer: int) -> bool:
 
 
 def layer_kinds(config: Mapping[str, object], n_layers: int | None = None) -> list[object] | None:
-    """The kind of each layer, by whichever config.json key names them or says which ones attend; None where none does.
+    """The type of each layer, from the config.json key that lists the types or the attention layers; None without one.
 
-    Keys that only say which layers attend need the number of layers.
+    Keys that list only the attention layers need the number of layers.
     """
     kinds = config.get("layer_types") or config.get("layers_block_type")
     if isinstance(kinds, list):
@@ -245,7 +246,7 @@ ATTENDS: dict[str, Callable[[Mapping[str, object], int, int], bool]] = {
     "layer_group_size": _is_last_of_group,
     "mamba_step": _is_middle_of_step,
 }
-"""config.json key of a hybrid without a list of kinds -> whether a layer attends by it."""
+"""config.json key of a hybrid without layer types -> whether a layer has attention by it."""
 
 
 def _int(h: Hyperparams, key: str, default: int = 0) -> int:
@@ -258,7 +259,7 @@ def _list(h: Hyperparams, key: str) -> list[object] | None:
 
 
 def _deepstack(h: Hyperparams) -> list[object]:
-    """The layers of a tower whose features the language model gets too."""
+    """The tower layers whose features the language model also gets."""
     key = next((key for key in h.extra if key.endswith(".deepstack_visual_indexes")), "")
     return _list(h, key) or []
 
@@ -269,7 +270,7 @@ def _is_unread(h: Hyperparams, layer: int) -> bool:
 
 
 def _is_in_pyramid(h: Hyperparams, layer: int) -> bool:
-    """Whether the layer of a tower has experts, as many as its list says."""
+    """Whether the tower layer has experts, by their per-layer number."""
     key = next((key for key in h.extra if key.endswith(".pyramid_num_routed")), "")
     counts = _list(h, key) or []
     count = counts[layer] if layer < len(counts) else 0
@@ -277,19 +278,19 @@ def _is_in_pyramid(h: Hyperparams, layer: int) -> bool:
 
 
 def _has_window(h: Hyperparams, layer: int) -> bool:
-    """Whether the layer of a tower attends to a window of rows or columns, as its list says by anything but -1."""
+    """Whether the tower layer attends to a window of rows or columns: its list entry is not -1."""
     key = next((key for key in h.extra if key.endswith(".vit_window_attn_types")), "")
     kinds = _list(h, key) or []
     return layer < len(kinds) and kinds[layer] != -1
 
 
 def _is_moe(h: Hyperparams, layer: int) -> bool:
-    """Whether the layer has routed experts rather than one dense MLP, by whichever key the config has for it."""
+    """Whether the layer has routed experts rather than a dense MLP, by any config key."""
     if not h.num_experts or (h.num_experts == 1 and _int(h, "expert_layer_period")):
-        return False  # of one expert, Jamba makes a plain MLP
+        return False  # Jamba turns a single expert into a dense MLP
     kinds = _list(h, "mlp_layer_types")
     if kinds is not None:
-        return bool(kinds) and kinds[min(layer, len(kinds) - 1)] != "dense"  # a draft layer is like the last
+        return bool(kinds) and kinds[min(layer, len(kinds) - 1)] != "dense"  # an MTP layer is like the last layer
     if (listed := _list(h, "moe_layers")) is not None:
         return layer in listed
     first = max(_int(h, key) for key in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"))
@@ -299,7 +300,7 @@ def _is_moe(h: Hyperparams, layer: int) -> bool:
 
 
 def _is_at_step(h: Hyperparams, layer: int) -> bool:
-    """Whether experts come in this layer, of those that come every few layers."""
+    """Whether MoE layers come every few layers and this is one."""
     frequency = h.extra.get("moe_layer_freq")
     if isinstance(frequency, list):
         return bool(frequency) and bool(frequency[min(layer, len(frequency) - 1)])
@@ -312,7 +313,7 @@ def _is_at_step(h: Hyperparams, layer: int) -> bool:
 
 
 def _has_indexer(h: Hyperparams, layer: int) -> bool:
-    """Whether the layer chooses positions itself; others take the choice of a layer before them."""
+    """Whether the layer has an indexer itself; others use that of an earlier layer."""
     types, kinds = _list(h, "indexer_types"), layer_kinds(h.extra)
     if _list(h, "compress_ratios") is not None:
         return _ratio(h, layer) == INDEXED_RATIO
@@ -322,23 +323,23 @@ def _has_indexer(h: Hyperparams, layer: int) -> bool:
 
 
 def _ratio(h: Hyperparams, layer: int) -> object:
-    """How many positions become one key in the layer; 0 where a window is all that it sees."""
+    """The layer's compression ratio of positions; 0 for sliding-window only."""
     ratios = _list(h, "compress_ratios") or []
     return ratios[layer] if layer < len(ratios) else 0
 
 
 INDEXED_RATIO = 4
-"""Where so many positions become one key, an indexer chooses among these."""
+"""The compression ratio of layers with an indexer."""
 
 
 def _is_hashed(h: Hyperparams, layer: int) -> bool:
-    """Whether a table gives each token its experts in the layer."""
+    """Whether a table assigns each token its experts in the layer."""
     kinds = _list(h, "mlp_layer_types") or []
     return kinds[layer] == "hash_moe" if layer < len(kinds) else layer < _int(h, "num_hash_layers")
 
 
 BLOCKWISE = "minimax_m3_sparse"
-"""The kind of layers that choose blocks of positions."""
+"""The type of layers that select blocks of positions."""
 
 
 def _shares_kv(h: Hyperparams, layer: int) -> bool:
@@ -364,7 +365,7 @@ LAYER_RULES: dict[str, Callable[[Hyperparams, int], bool]] = {
     "shares_kv": _shares_kv,
     "double_wide": lambda h, layer: bool(h.extra.get("use_double_wide_mlp")) and _shares_kv(h, layer),
 }
-"""Word of a `layers` condition -> whether a layer is meant."""
+"""Word of a `layers` condition -> predicate of a layer."""
 
 LAYER_SIZES = frozenset(("heads", "kv_heads", "ffn"))
 """Words of a `layers` condition that are sizes of the layer."""
@@ -372,15 +373,15 @@ LAYER_SIZES = frozenset(("heads", "kv_heads", "ffn"))
 LAYER_KINDS = frozenset(
     ("full_attention", "sliding_attention", "attention", "linear_attention", "mamba", "conv", "mlp", "moe")
 )
-"""Words of a config's `layer_types` that rows tell apart; `kind=moe` is the kind, `moe` alone the rule."""
+"""Words of a config's `layer_types` that rows distinguish; `kind=moe` is the type, `moe` alone the rule."""
 
 # --- numbers ---
 
 
 def factor_of(word: str, h: Hyperparams, layer: int | None) -> float:
-    """The number of FACTORS, or of the config: "key", or "key.i" of a list; 1 by default.
+    """A number of FACTORS, or of the config: "key", or "key.i" of a list; 1 by default.
 
-    Raises CorruptError for what is not a number, or 0.
+    Raises CorruptError for anything but a number other than 0.
     """
     if word in FACTORS:
         return FACTORS[word](h, layer or 0)
@@ -396,8 +397,7 @@ def factor_of(word: str, h: Hyperparams, layer: int | None) -> float:
 
 @cache
 def factor_names(arch: Architecture) -> frozenset[str]:
-    """The config keys that say what the values of the family's tensors are multiplied by, or divided, or how many rows
-    of a tensor count."""
+    """The config keys that scale the values of the family's tensors, or count rows of a tensor."""
     switches = {row.value.partition("unit_columns:")[2] for row in arch.tensors} - {""}
     runs = (run.partition(":")[2] for row in arch.tensors for run in row.scale)
     words = (word for run in runs for word in run.replace("*", ",").split(","))
@@ -406,8 +406,9 @@ def factor_names(arch: Architecture) -> frozenset[str]:
 
 
 def _padding_names(arch: Architecture) -> set[str]:
-    """The config keys without a place in a GGUF that say where its tensors have rows of zeros, or of how many tensors a
-    checkpoint makes one of its.
+    """The config keys without a GGUF counterpart that say where its tensors have rows of zeros, or how many tensors a
+    checkpoint
+    combines.
     """
     sizes = {size for row in arch.tensors for size in (row.lead, row.trail, row.count) if size}
     padding = {word for size in sizes for word in size_words(size)}
@@ -415,19 +416,19 @@ def _padding_names(arch: Architecture) -> set[str]:
 
 
 def _rescaled(h: Hyperparams, layer: int) -> float:
-    """RWKV halves what it adds to the residual once more every few layers."""
+    """RWKV halves its residual additions every few layers."""
     step = _int(h, "rescale_every")
     return 0.5 ** (layer // step) if step > 0 else 1.0
 
 
 FACTORS: dict[str, Callable[[Hyperparams, int], float]] = {"rescaled": _rescaled}
-"""Word of a `scale` -> the number of a layer; any other word is a config.json key."""
+"""Word of a `scale` -> the number for a layer; any other word is a config.json key."""
 
 # --- needs ---
 
 
 def is_needed(arch: Architecture, need: str, h: Hyperparams) -> bool:
-    """Whether the network must have the tensors of a row with this `need`."""
+    """Whether the network requires the tensors of a row with this `need`."""
 
     def look_up(word: str) -> object:
         if word in (HEAD, OUTPUT):
@@ -439,7 +440,7 @@ def is_needed(arch: Architecture, need: str, h: Hyperparams) -> bool:
 
 
 def is_unwanted(arch: Architecture, need: str, h: Hyperparams) -> bool:
-    """Whether the config says that the network has no tensors of rows with this `need`."""
+    """Whether the config says that the network lacks the tensors of rows with this `need`."""
     return need != OPTIONAL and not is_needed(arch, need, h)
 
 
@@ -459,7 +460,7 @@ def is_gguf_of(arch: Architecture | Listed, kv: Mapping[str, object], tensor_nam
 def holds_of_gguf(
     condition: str, arch: Architecture | Listed, kv: Mapping[str, object], tensor_names: Collection[str] | None
 ) -> bool:
-    """Whether a condition holds for a GGUF; `tensors=NAME` of a tensor, with or without its `blk.N.`.
+    """Whether a condition holds for a GGUF; `tensors=NAME` means a tensor, with or without its `blk.N.`.
 
     `uneven_heads`: the number of heads does not divide the hidden size.
     """

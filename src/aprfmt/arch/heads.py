@@ -1,7 +1,7 @@
-"""What stands on a network where its class is not one that predicts the next token: by the class's name. Data only.
+"""Heads other than next-token prediction, by the class's name. Data only.
 
-Where llama.cpp has a place for a head, a row of families.classifiers names its tensors. All others are carried, and an
-export to GGUF says what stays behind.
+If llama.cpp supports a head, a row of families.classifiers names its tensors. All others are carried, and an export to
+GGUF reports what it drops.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from aprfmt.light_dataclass import light_dataclass
 
 
 def repeats_embedding(gguf: str, has_tied_head: bool, extra: Mapping[str, object]) -> bool:
-    """Whether a GGUF of the architecture `gguf` stores a tied head as a tensor of its own.
+    """Whether a GGUF of the architecture `gguf` stores a tied head as a separate tensor.
 
-    Some loaders require one. A T5 with a tied head whose logits are not scaled by d_model needs one, too: llama.cpp
-    scales those of a GGUF without.
+    Some loaders require one. So does a T5 with a tied head whose logits are not scaled by d_model: without one,
+    llama.cpp
+    scales them.
     """
     return needs_head(gguf) or (has_tied_head and extra.get("scale_decoder_outputs") is False)
 
@@ -28,9 +29,9 @@ class Head:
     """A kind of head.
 
     Attributes:
-        task: what it is for; messages say "the TASK head".
-        classes: endings of the names of classes that have one.
-        beside: whether it stands beside the output head of a language model, not in its place.
+        task: its purpose; messages say "the TASK head".
+        classes: suffixes of the classes that have one.
+        beside: whether it is in addition to the output head of a language model, instead of replacing it.
     """
 
     task: str
@@ -52,7 +53,7 @@ HEADS: tuple[Head, ...] = (
     Head("value", ("ForCausalLMWithValueHead", "LMHeadModelWithValueHead"), beside=True),
     Head("reward", ("RewardModel", "RewardModelWithGating", "ForRewardModelWithGating", "ForRM", "ForScoring")),
 )
-"""Kinds of heads; of a class the first that fits."""
+"""Kinds of heads; the first match counts."""
 
 
 EVEN_HEADS = frozenset(
@@ -61,25 +62,27 @@ EVEN_HEADS = frozenset(
         "iquestcoder", "jais2", "llama", "minicpm3", "muse_glimmer_text", "pocket_tts",
     )
 )  # fmt: skip
-"""Model types whose config class in transformers refuses a hidden size that the heads do not divide."""
+"""Model types whose config class refuses a hidden size that the heads do not divide."""
 
 MODULE_KEYS = re.compile(r"pooling|dense_[1-9]_(in|out|bias)|other_modules")
-"""Names of hyper-parameters that a repository has in files of modules beside config.json, which never has them: how
-hidden states are pooled, and the widths of the linear layers that come after."""
+"""Names of hyper-parameters from module files of a repository, never config.json: pooling, and the widths of the linear
+layers
+after it.
+"""
 
 MODULE = re.compile(r"[1-9]_\w+\.")
-"""How the names of a module's tensors begin, out of the folder that it lies in."""
+"""Prefix of a module's tensor names, replacing its folder."""
 
 
 @cache
 def head_of(hf_class: str | None) -> Head | None:
-    """The head that a class has in place of a language model's or beside it; None for language models and networks
-    without any.
+    """The head that a class has instead of or in addition to a language model's; None for language models and headless
+    networks.
     """
     return next((head for head in HEADS if hf_class is not None and hf_class.endswith(head.classes)), None)
 
 
 def has_no_output(hf_class: str | None) -> bool:
-    """Whether a class has another head where a language model has its output head."""
+    """Whether a class has another head in place of the language model's output head."""
     head = head_of(hf_class)
     return head is not None and not head.beside

@@ -1,10 +1,11 @@
-"""Hyper-parameters: one engine reads them from config.json, GGUF keys or APR metadata, and writes all three.
+"""Hyper-parameters: one engine reads and writes them as config.json, GGUF keys and APR metadata.
 
-A row's `keys` say which spellings mean the same number, its converters how to convert values that differ.
-Every way in fills one Hyperparams, every way out reads it:
+A row's `keys` say which spellings mean the same number, its converters convert values that differ. Every reader fills
+one
+Hyperparams, every writer reads it:
 
-    config.json   each key by its spellings, else the row's default; `settle` (what needs all keys), then `fill`
-    GGUF          sizes first, since what is counted in heads or layers needs them; then the rest; then `fill`
+    config.json   each key by its spellings, else the row's default; `normalize` (what needs all keys), then `fill`
+    GGUF          sizes first, since per-head and per-layer values need them; then the rest; then `fill`
     APR           typed fields and their aliases, `aprfmt.hparams`; then defaults, then `fill`
 """
 
@@ -68,7 +69,7 @@ from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 
 EXTRA_KEY = "aprfmt.hparams"
-"""APR metadata key of what has no typed field."""
+"""APR metadata key for values without a typed field."""
 
 _UNKNOWN_KEYS: tuple[Key, ...] = (
     *(
@@ -80,7 +81,7 @@ _UNKNOWN_KEYS: tuple[Key, ...] = (
     Key("attention.sliding_window", ("sliding_window",), converter=common.window),
 )
 _UNKNOWN = Architecture("", "", "", "", (), (), (), _UNKNOWN_KEYS)
-"""Stands for an architecture that the table does not have."""
+"""Placeholder for an architecture that the table does not have."""
 
 _REQUIRED = (
     "num_layers", "max_position_embeddings", "hidden_size", "intermediate_size", "num_heads", "rms_norm_eps",
@@ -107,14 +108,14 @@ def _row_of(h: Hyperparams) -> Architecture | None:
 def from_hf_config(config: Mapping[str, object], row: Architecture | None = None) -> Hyperparams:
     """Hyper-parameters of a config.json; absent keys get their model type's defaults. Raises CorruptError.
 
-    Of a multimodal config the language model's part is taken (`extra["text_of"]` then holds its model type).
-    A list of numbers, one a layer, for a typed field stays in `extra` under its config name, and the field is what
-    all the layers share, None where they differ. `row` reads it as that family's.
+    The language model's part of a multimodal config is used (`extra["text_of"]` is then its model type). A per-layer
+    list for a typed field is kept in `extra` under its config name, and the field is the common value, None if layers
+    differ. With `row` it is read as that family's.
     """
     config, hf_class = flattened(config), first_class(config)
     whole, whole_type = config, as_text(config.get("model_type"))
     part = language_part(config)
-    if part:  # the language model of a multimodal one, with what only the whole says
+    if part:  # the language model of a multimodal one, with values that only the whole states
         config = {**{key: config[key] for key in _OF_THE_WHOLE if key in config}, **part}
     text_type = as_text(config.get("model_type"))
     row = row or find(
@@ -139,7 +140,7 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
     if text_type != whole_type and whole_type:
         h.extra["text_of"] = whole_type
     tied = full.get("tie_word_embeddings")
-    # Where the whole and its part differ, it depends on the class and on its age; the tensors tell.
+    # If the whole and its part differ, it depends on the class and its version; the tensors tell.
     agreed = whole.get("tie_word_embeddings", tied) == tied
     h.tied = tied if agreed and isinstance(tied, bool) else None
     if head_of(hf_class) is not None:
@@ -157,7 +158,7 @@ STEP_LIMITS = "time_step_limit"
 
 
 def _step_limits(config: Mapping[str, object]) -> list[float] | None:
-    """The least and the largest time step of a state space model; None where any is allowed."""
+    """The time step limits of a state space model; None if unlimited."""
     limits = config.get(STEP_LIMITS)
     if isinstance(limits, list):  # transformers writes what JSON lacks as {"__float__": "Infinity"}
         limits = [math.inf if n == {"__float__": "Infinity"} else n for n in limits]
@@ -168,19 +169,17 @@ def _step_limits(config: Mapping[str, object]) -> list[float] | None:
 
 
 _LARGEST_STEP = 1e30
-"""Stands for infinity, which JSON does not have."""
+"""Represents infinity, which JSON does not have."""
 
 
 def first_class(config: Mapping[str, object]) -> str | None:
-    """The first class that a config.json names."""
+    """The first class in a config.json."""
     classes = config.get("architectures")
     return as_text(classes[0]) if isinstance(classes, list) and classes else None
 
 
 def with_target(h: Hyperparams, row: Architecture | None, target: Mapping[str, object]) -> Hyperparams | None:
-    """`h` of a draft model, completed by what the config.json of the model that it drafts for says; None where `row`
-    is not a draft model's.
-    """
+    """`h` of a draft model, completed from its target model's config.json; None if `row` is not a draft model's."""
     if row is None or not any(converter_of(key).from_target for key in row.keys):
         return None
     h = replace(h, extra=dict(h.extra))
@@ -193,7 +192,7 @@ def with_target(h: Hyperparams, row: Architecture | None, target: Mapping[str, o
 
 
 def set_by_tensors(h: Hyperparams, row: Architecture, names: Collection[str]) -> None:
-    """Sets the switches that neither a config.json nor a GGUF need say, by the checkpoint's tensors, in `h`."""
+    """Sets the switches that neither a config.json nor a GGUF need to state, from the checkpoint's tensors."""
     for name in _told_by_tensors(row):
         h.extra[name] = any(hf in names for tensor in row.tensors if tensor.need == name for hf in tensor.hf)
 
@@ -222,7 +221,7 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
             f"({h.num_heads}) does not divide",
             hint="keep the GGUF, or write -o NAME.apr",
         )
-    # The row's keys, then everything else in `extra`; null where a key's absence would mean something.
+    # The row's keys, then everything else in `extra`; null if absence would mean something else.
     defaults = defaults_of(row, model_type)
     config: dict[str, object] = {}
     done = {"rope_scaling", "rope_layers", "partial_rotary_factor", "text_of", "head_dim", *_told_by_tensors(row)}
@@ -258,7 +257,7 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
 
 
 def _inside(config: dict[str, object], h: Hyperparams, row: Architecture) -> dict[str, object]:
-    """`config` with what it says of the network where the row's classes have it."""
+    """`config` nested as the row's classes have it."""
     key, own_type = row.inside
     if not key:
         return config
@@ -280,7 +279,7 @@ def set_path(config: dict[str, object], name: str, value: object) -> None:
 
 
 def missing_sizes(h: Hyperparams, row: Architecture) -> dict[str, str]:
-    """Sizes that the row's keys name and the source does not give, with their config.json keys."""
+    """Sizes that the row requires and the source lacks, with their config.json keys."""
     named = {
         key.field: key.hf[0]
         for key in row.keys
@@ -304,7 +303,7 @@ def hf_identity(h: Hyperparams, row: Architecture) -> tuple[str, str]:
 
 
 def _class_named(row: Architecture, model_type: str) -> str | None:
-    """The class of the row that is named like the model type."""
+    """The class of the row whose name matches the model type."""
 
     def plain(name: str) -> str:
         return name.replace("_", "").lower()
@@ -329,7 +328,7 @@ def from_gguf(
 ) -> Hyperparams:
     """Hyper-parameters of GGUF key-value pairs; `tensor_names` tell ties and biases. Raises CorruptError.
 
-    `row` reads them as that family's.
+    With `row` they are read as that family's.
     """
     word = as_text(kv.get("general.architecture"))
     row = row or find_gguf(kv, tensor_names)
@@ -361,8 +360,8 @@ def from_gguf(
 
 
 def _without_drafts(kv: Mapping[str, object], row: Architecture) -> Mapping[str, object]:
-    """`kv` with the network's own layers alone: a GGUF counts its draft layers, which stand last, with them."""
-    if not drafts_key(row).hf:  # a network of nothing but draft layers
+    """`kv` with the network's own layers only: a GGUF's layer count includes MTP layers, which come last."""
+    if not drafts_key(row).hf:  # a network of MTP layers only
         return kv
     count_key, drafts_name = full_key(row, "block_count"), full_key(row, "nextn_predict_layers")
     layers, drafts = (as_int(kv.get(key), key) for key in (count_key, drafts_name))
@@ -379,7 +378,7 @@ def _without_drafts(kv: Mapping[str, object], row: Architecture) -> Mapping[str,
 
 
 def _gguf_value(scope: Scope, flags: Mapping[str, bool]) -> object:
-    """What a GGUF says of a key, in the terms of config.json, or what the key's converter makes of it."""
+    """The GGUF's value of a key in terms of config.json, converted by the key's converter."""
     key = scope.key
     if key.constant is not None:
         return key.constant
@@ -398,7 +397,7 @@ def _gguf_value(scope: Scope, flags: Mapping[str, bool]) -> object:
 
 
 def _flags_of(row: Architecture, names: Collection[str]) -> dict[str, bool]:
-    """Config switch -> whether the tensors are there that need it; {} where the tensors are unknown."""
+    """Config switch -> whether the tensors that need it are present; {} if the tensors are unknown."""
     if not names:
         return {}
     present = {_LAYER.sub(".{n}.", name, count=1) for name in names}
@@ -425,10 +424,10 @@ def to_gguf(
 ) -> list[GgufKey]:
     """The architecture's GGUF keys, in the order of its row.
 
-    `vocab_size` replaces the field. `file_type` (llama.cpp's number) adds `general.file_type` behind the sizes of a
-    head, else last, where llama.cpp's converter has it.
-    Raises RefusedError for what is missing or has no GGUF form; with `complete` False it is left out. A value that
-    its key cannot hold is refused too; with `misfits` it is a Misfit.
+    `vocab_size` replaces the field. `file_type` (llama.cpp's enum value) adds `general.file_type` after the head sizes,
+    else last, like llama.cpp's converter. Raises RefusedError for values that are missing or that a GGUF cannot
+    express; with `complete` False they are left out. A value that its key cannot store is refused too; with `misfits`
+    it is a Misfit.
     """
     missing = [*missing_sizes(h, arch)]
     if missing and complete:
@@ -456,7 +455,7 @@ def to_gguf(
             try:
                 pair = typed_key(name, kind, item)
                 if key.converter is not None:
-                    converter_value(name, kind, item)  # refused here rather than by who reads it
+                    converter_value(name, kind, item)  # refused here rather than by a reader
             except (CorruptError, RefusedError) as error:
                 if not misfits:
                     raise
@@ -479,7 +478,7 @@ def to_gguf(
 
 
 def _with_drafts(pair: GgufKey, layers: int, drafts: int, value: object) -> GgufKey:
-    """A list with a value a layer, completed by those of the draft layers (see Key.draft)."""
+    """A per-layer list, completed by the values of the MTP layers (see Key.draft)."""
     name, kind, items = pair
     if not isinstance(items, list) or len(items) < layers:
         return pair
@@ -493,7 +492,7 @@ def _with_drafts(pair: GgufKey, layers: int, drafts: int, value: object) -> Gguf
 def _gguf_side(scope: Scope) -> object:
     """The value of a GGUF's key, or several keys.
 
-    Raises RefusedError where a config gives the key another value than the family's GGUFs can stand for.
+    Raises RefusedError if a config contradicts the value that the family's GGUFs imply.
     """
     key, value = scope.key, scope.value
     allowed = key.allowed if key.constant is None else (key.constant,)
@@ -516,7 +515,7 @@ _ZERO_IS_NONE = frozenset((
     "attention.scale", "attention.sliding_window", "attention.value_scale", "embedding_scale", "expert_weights_scale",
     "final_logit_softcapping", "logit_scale", "residual_scale",
 ))  # fmt: skip
-"""Factors and windows that llama.cpp's graphs apply where they are not 0."""
+"""Factors and windows that llama.cpp's graphs apply unless they are 0."""
 
 
 # --- APR metadata ---
@@ -525,7 +524,7 @@ _ZERO_IS_NONE = frozenset((
 def from_apr(metadata: Mapping[str, object]) -> Hyperparams:
     """Hyper-parameters of APR metadata: typed fields, aliases, `to_apr`'s own, the reference's `hf_config`.
 
-    Aliases of a wrong type are passed over, as in the reference. Raises CorruptError for bad typed fields.
+    Aliases of a wrong type are ignored, as in the reference. Raises CorruptError for bad typed fields.
     """
     stored = metadata.get("hf_config")
     base = from_hf_config(stored) if isinstance(stored, Mapping) else Hyperparams()
@@ -558,7 +557,7 @@ def from_apr(metadata: Mapping[str, object]) -> Hyperparams:
     derive_heads(h)
     if row is None:
         return h
-    # What an .apr leaves out is what transformers takes absent keys for; but no window is none.
+    # A key missing in an .apr has transformers' default; but without a window there is none.
     check_layers(h)
     defaults = defaults_of(row, h.hf_model_type)
     scopes = scopes_of(h, row, defaults)
@@ -587,7 +586,7 @@ def to_apr(h: Hyperparams) -> dict[str, object]:
 
 
 def active_window(h: Hyperparams) -> int | None:
-    """The sliding attention window in positions; None where the network has none or does not use it."""
+    """The sliding attention window in positions; None if the network has none or does not use it."""
     defaults = defaults_of(_row_of(h), h.hf_model_type)
     used = h.extra.get("use_sliding_window", defaults.get("use_sliding_window"))
     sizes = (as_int(h.extra.get(name), name) for name in ("sliding_window", "attention_window_size"))

@@ -1,4 +1,4 @@
-"""What is known of a network, under one set of names, whatever container it came from."""
+"""The hyper-parameters of a network, under one set of names, for all containers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from aprfmt.light_dataclass import light_dataclass
 
 @light_dataclass(slots=True)
 class Hyperparams:
-    """Dimensions and constants of a network; None where the source does not say.
+    """Dimensions and constants of a network; None if the source does not state them.
 
-    Fields named like the typed APR metadata fields hold the same values. `extra` holds everything else that the
-    network needs, under Hugging Face config names: what the row's `keys` name ("a.b" is b of the object a; None where
-    null says something else than absence), the rope parameters (see arch.rope), `head_dim` where the source gives it,
-    lists of token ids, `text_of` (the model type of the multimodal model that a language model is taken from).
+    Fields named like typed APR metadata fields have the same values. `extra` has everything else that the network
+    needs, under Hugging Face config names: the row's `keys` ("a.b" is b of the object a; None if null differs from
+    absence), the rope parameters (see arch.rope), `head_dim` if the source states it, lists of token ids, `text_of`
+    (the model type of the multimodal model that contains the language model).
 
     Attributes:
-        architecture: row id of arch.table ("llama", "qwen2", ...), or the source's own word when no row fits.
+        architecture: row id of arch.table ("llama", "qwen2", ...), or the source's own word if no row matches.
         hf_architecture: class name of the Hugging Face model, `LlamaForCausalLM`.
         hf_model_type: config.json's `model_type`.
         head_dim: explicit head size, or hidden_size / num_heads.
         rope_type: 0 adjacent pairs, 2 split halves (NeoX), as the rows of Q and K in Hugging Face order are rotated.
         tied: whether the output head is the embedding; None when unknown.
-        bos_token_id, eos_token_id: first id; lists stay in `extra`.
+        bos_token_id, eos_token_id: first id; lists are in `extra`.
     """
 
     architecture: str | None = None
@@ -50,20 +50,20 @@ class Hyperparams:
 
     @property
     def plain_head_dim(self) -> int | None:
-        """hidden_size / num_heads, what a head has where nothing names its size."""
+        """hidden_size / num_heads, the default head size."""
         return self.hidden_size // self.num_heads if self.hidden_size and self.num_heads else None
 
 
 @light_dataclass(frozen=True, slots=True)
 class HparamField:
-    """One number of Hyperparams and all its spellings.
+    """A Hyperparams field and all its spellings.
 
     Attributes:
         name: attribute of Hyperparams, and typed key of APR metadata.
         gguf: key of a GGUF after the architecture's prefix.
         hf: config.json keys that any family may have, the current one first.
         aliases: further keys in APR metadata, in the reference's order.
-        rare: config.json keys of single families, read where the class is unknown.
+        rare: config.json keys of single families, read if the class is unknown.
         kind: type in a GGUF, as in row.Key.
     """
 
@@ -97,7 +97,9 @@ FIELDS: tuple[HparamField, ...] = (
     HparamField("head_dim", "attention.key_length", ("head_dim",)),
     HparamField("vocab_size", "vocab_size", ("vocab_size",), ("n_vocab",)),
 )  # fmt: skip
-"""The numbers of typed APR metadata, in the order in which llama.cpp's converter writes them: the one table of their
-spellings, from which rows take their keys (blocks/decoder.py)."""
+"""The typed numbers of APR metadata, in the order of llama.cpp's converter: the single table of their spellings, from
+which rows
+take their keys (blocks/decoder.py).
+"""
 
 FIELD = {f.name: f for f in FIELDS}

@@ -1,4 +1,4 @@
-"""Sizes that differ from layer to layer: heads and widths of one layer, by whichever config.json key has them."""
+"""Sizes that differ between layers: heads and widths of one layer, from any config.json key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import isqrt
 
 from aprfmt.arch.hyperparams import Hyperparams
 
-# Word of a size -> config.json keys that list it, one number a layer.
+# Size word -> config.json keys that list it, one number per layer.
 _LISTS = {
     "heads": ("num_query_heads", "num_attention_heads_per_layer"),
     "kv_heads": ("num_kv_heads", "num_key_value_heads_per_layer"),
@@ -16,8 +16,9 @@ _LISTS = {
 
 
 def layer_sizes(h: Hyperparams, layer: int) -> dict[str, int]:
-    """The size words that are known of this layer alone: every config.json key that lists whole numbers, and `heads`,
-    `kv_heads` and `ffn` where they have a number of their own; `{}` for most networks.
+    """The size words of this layer: every per-layer integer list of the config, and `heads`, `kv_heads` and `ffn` if
+    they differ
+    between layers; `{}` for most networks.
     """
     listed = {key: value[layer] for key, value in h.extra.items() if isinstance(value, list) and layer < len(value)}
     words = {key: item for key, item in listed.items() if type(item) is int and item >= 0}
@@ -32,9 +33,9 @@ def layer_sizes(h: Hyperparams, layer: int) -> dict[str, int]:
 
 
 def _ngram_sizes(h: Hyperparams) -> dict[str, int]:
-    """Of the table of n-grams of a layer of Qwen4: how many hashes a token has, rows of each, rows in all, their width.
+    """The n-gram table of a Qwen4 layer: hashes per token, rows of each, rows in all, their width.
 
-    Each hash has as many rows as a prime says, one prime after the other; all together are rounded up.
+    Each hash has a prime number of rows, consecutive primes; the total is rounded up.
     """
     names = ("ngram_vocab_size_base", "ngram_size", "heads_per_ngram", "make_ngram_vocab_size_divisible_by")
     base, size, heads, multiple = (value if type(value := h.extra.get(name)) is int else 0 for name in names)
@@ -47,7 +48,7 @@ def _ngram_sizes(h: Hyperparams) -> dict[str, int]:
 
 
 _MOST_ROWS, _MOST_HASHES = 1 << 31, 64
-"""What llama.cpp has numbers for."""
+"""Layer types that llama.cpp has enum values for."""
 
 
 @cache
@@ -69,7 +70,7 @@ def divisible(width: float, divisor: int) -> int:
 
 
 def _expert_width(block: Mapping[object, object]) -> dict[str, int]:
-    """The width of the experts of a layer of Nemotron's Puzzle."""
+    """The expert width of a layer of Nemotron's Puzzle."""
     width = block.get("moe_intermediate_size")
     return {"moe_ffn": width} if type(width) is int and width > 0 else {}
 
@@ -81,7 +82,7 @@ _STEP = 256
 def block_sizes(h: Hyperparams, block: Mapping[object, object]) -> dict[str, int]:
     """Heads, key-value heads and width of a layer of `block_configs`, which may lack attention or MLP.
 
-    Attention that a matrix stands for has heads, but no key-value heads.
+    Attention replaced by a matrix has heads, but no key-value heads.
     """
     attention, mlp = (part if isinstance(part := block.get(name), Mapping) else {} for name in ("attention", "ffn"))
     group, multiplier = attention.get("n_heads_in_group"), mlp.get("ffn_mult")

@@ -1,4 +1,4 @@
-"""Links: table rows made concrete for one network, layer by layer, with the shapes and orders of their tensors."""
+"""Links: table rows instantiated for one network, layer by layer, with the shapes and orders of their tensors."""
 
 from __future__ import annotations
 
@@ -28,27 +28,26 @@ from aprfmt.text import first_few
 from aprfmt.types import Shape
 
 Scale = tuple[int, tuple[float, ...]]
-"""Number of rows, and what they are multiplied by."""
+"""Number of rows, and their factors."""
 
 MAX_TENSORS = 1 << 16
-"""Most tensors on one side of a row mapping that a file may name; a short run can stand for many."""
+"""Maximum number of tensors on one side of a row mapping in a file; a short run can represent many."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowMapping:
-    """How the values of some tensors become those of others: a TensorRow with numbers for its words.
+    """How tensors are converted to others: a TensorRow with its words replaced by numbers.
 
     Plain data, kept in `.apr` files. From the Hugging Face side to the GGUF side:
 
-    1. each `before` tensor is transposed if `transposed`, and all of them are laid end to end as rows of
-       `row_elements` values, without the first `skip` and the last `cut` rows;
-    2. row i of the result is row `indices(orders)[i]`, and column j of each row column `indices(columns)[j]`;
-    3. `value` maps the values; the rows of each run of `scales` are multiplied by its numbers, one after the other;
-    4. `lead` rows of zeros come before the rows and `trail` behind them;
-    5. the rows are cut into tensors of the `after` shapes, each transposed where `after_transposed` says so.
+    1. each `before` tensor is transposed if `transposed`, and all are concatenated as rows of `row_elements` values,
+    without the first `skip` and the last `cut` rows; 2. row i of the result is row `indices(orders)[i]`, and column j
+    of each row column `indices(columns)[j]`; 3. `value` maps the values; the rows of each run of `scales` are
+    multiplied by its numbers, one after the other; 4. `lead` rows of zeros come before the rows and `trail` behind
+    them; 5. the rows are cut into tensors of the `after` shapes, each transposed where `after_transposed` says so.
 
-    Each step is a bijection (skipped rows come back as zeros), so the way back follows from the same data. Where only
-    rows move (`moves_rows_only`), it works on stored bytes: a row of quantized blocks is moved like any other.
+    Each step is a bijection (skipped rows come back as zeros), so the inverse follows from the same data. If only rows
+    move (`moves_rows_only`), it works on stored bytes: a row of quantized blocks moves like any other.
 
     Attributes:
         before, after: shapes of the tensors on the Hugging Face side and on the GGUF side.
@@ -78,7 +77,7 @@ class RowMapping:
 
     @property
     def inner(self) -> RowMapping:
-        """The map without rows of zeros: its GGUF side is one matrix of the others."""
+        """The mapping without rows of zeros: its GGUF side is one matrix of the others."""
         rows = self.n_rows - self.lead - self.trail
         return replace(self, after=((rows, self.row_elements),), lead=0, trail=0)
 
@@ -109,7 +108,7 @@ class RowMapping:
         return sum(map(prod, self.after)) // max(1, self.row_elements)
 
     def check(self, tensor: str) -> None:
-        """Raises RefusedError where the two sides or the orders do not fit together.
+        """Raises RefusedError if the two sides or the orders contradict each other.
 
         Nothing is allocated before this has passed: shapes and integers may come from a crafted file.
         """
@@ -146,7 +145,7 @@ class RowMapping:
             raise RefusedError(error.message, tensor=tensor, hint=hint) from None
 
     def to_json(self) -> dict[str, object]:
-        """A JSON object without what is empty; a run of equal shapes is written once, with its length."""
+        """A JSON object without empty fields; a run of equal shapes is written once, with its length."""
         body = {
             "before": _runs(self.before),
             "after": _runs(self.after),
@@ -167,7 +166,7 @@ class RowMapping:
 
     @classmethod
     def from_json(cls, body: object, tensor: str) -> RowMapping:
-        """What to_json gave. Raises RefusedError, ValueError, TypeError or KeyError for anything else."""
+        """Parses the output of to_json. Raises RefusedError, ValueError, TypeError or KeyError for anything else."""
         if not isinstance(body, Mapping):
             raise TypeError("a row mapping must be an object")
         mapping = cls(
@@ -202,7 +201,7 @@ def _shapes(shapes: tuple[Shape, ...]) -> str:
 
 
 def _runs(shapes: tuple[Shape, ...]) -> list[list[object]]:
-    """[number, shape] of each run of equal shapes: a stack of 256 experts takes no more room than one."""
+    """[number, shape] of each run of equal shapes: a stack of 256 experts takes as much space as one."""
     return [[len(list(run)), list(shape)] for shape, run in groupby(shapes)]
 
 
@@ -261,13 +260,13 @@ class Link:
 
 
 def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
-    """The link that `match` is part of; `shapes` gives the tensors that are there, by their names.
+    """The link that `match` is part of; `shapes` has the tensors that are present, by name.
 
-    Raises RefusedError where the hyper-parameters do not tell shapes or orders, or contradict the tensors.
+    Raises RefusedError if the hyper-parameters lack shapes or orders, or contradict the tensors.
     """
     row, layer = match.row, match.layer
     gguf = gguf_names(row, layer, h)
-    # One more name than there can be experts is enough to show that the number in the config is wrong.
+    # One more name than experts suffices to show that the number in the config is wrong.
     most = max([len(shapes), *(shapes[name][0] for name in gguf if shapes.get(name))])
     hf = tuple(name for template in row.hf for name in expand(row, template, h, layer, most + 1))
     if not hf:
@@ -318,7 +317,7 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
 def _scales(
     row: TensorRow, h: Hyperparams, layer: int | None, n_rows: int, size: Callable[[str], int]
 ) -> tuple[Scale, ...]:
-    """What the rows of a tensor are multiplied by; empty where it is 1 throughout."""
+    """The factors of a tensor's rows; empty if all are 1."""
     runs: list[Scale] = []
     left = n_rows
     for text in row.scale:
@@ -336,10 +335,11 @@ _NO_DIMS = "the source lacks dimensions: add its config.json, or set them with a
 def _both_sides(
     row: TensorRow, hf: tuple[str, ...], gguf: tuple[str, ...], sizes: Mapping[str, int], shapes: Mapping[str, Shape]
 ) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
-    """The shapes of both sides: of the tensors that are there, else by the row's dims.
+    """The shapes of both sides: of the tensors that are present, else from the row's dims.
 
-    Where the GGUF side is one tensor without dims of its own, each side follows from the other, so that a shape which
-    contradicts the hyper-parameters shows up as a difference of the two sides, not here.
+    If the GGUF side is one tensor without dims of its own, each side follows from the other, so that a shape that
+    contradicts
+    the hyper-parameters shows up as a difference of the two sides, not here.
     """
     per_name = len(hf) // len(row.hf)
     dims = row.dims * len(row.hf)  # one for all names, or one each
@@ -363,7 +363,7 @@ def _both_sides(
 
 
 def _free_sizes(told: Iterable[tuple[str, str]], shapes: Mapping[str, Shape]) -> dict[str, int]:
-    """The sizes that no key tells (ANY), by the shapes of the tensors that are there: names with their dims."""
+    """The sizes that no key states (ANY), from the shapes of the tensors that are present: names with their dims."""
     found: dict[str, int] = {}
     for name, dims in told:
         words = dims_of(dims)
@@ -377,7 +377,7 @@ def _swap_last(shape: Shape, transposed: bool) -> Shape:
 
 
 def _shape_of(name: str, dims: str | None, sizes: Mapping[str, int], shapes: Mapping[str, Shape]) -> Shape | None:
-    """The shape of the tensor where it is there, else by `dims`, if all of it is known. A scalar's is empty."""
+    """The shape of the tensor if it is present, else from `dims`, if all are known. A scalar's is empty."""
     if name in shapes:
         return shapes[name]
     shape = shape_of(dims, sizes) if dims is not None else (None,)
@@ -388,8 +388,9 @@ def _shape_of(name: str, dims: str | None, sizes: Mapping[str, int], shapes: Map
 def find_link(arch: Architecture, h: Hyperparams, name: str, shapes: Mapping[str, Shape], side: str) -> Link | None:
     """The link of tensor `name`; of alternatives the first whose tensors on `side` are all in `shapes`.
 
-    Of alternatives under the same names it is the one whose dimensions the tensor has. None when the family has no
-    such tensor. Raises RefusedError as link_of does.
+    Of alternatives with the same names, the one whose dimensions the tensor has. None if the family has no such tensor.
+    Raises
+    RefusedError as link_of does.
     """
 
     def is_whole(m: Match) -> bool:
@@ -399,7 +400,7 @@ def find_link(arch: Architecture, h: Hyperparams, name: str, shapes: Mapping[str
 
     found = matches(arch, name, side)
     found = in_stacks(found, h) if side == "gguf" else found
-    # A name may stand in two rows for two kinds of layers, or of networks.
+    # A name may be in two rows for two layer types, or networks.
     found.sort(
         key=lambda m: (
             m.layer is not None and not has_layer(m.row.layers, h, m.layer),

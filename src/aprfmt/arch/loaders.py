@@ -1,4 +1,4 @@
-"""What llama.cpp's loader of each architecture reads; tools/loaders.py takes it from llama.cpp's source."""
+"""What llama.cpp's loader of each architecture reads; tools/loaders.py extracts it from llama.cpp's source."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Loader:
     """What llama.cpp reads of the GGUFs of one architecture.
 
     Attributes:
-        required, optional: keys after the architecture's prefix; only what every model needs is required.
-        own: those of them that its own loader reads; the others are read of every architecture.
-        needed, known: tensors without their layer ("blk.attn_q.weight"); `needed` are those of every model, `known`
+        required, optional: keys after the architecture's prefix; `required` are those of every model.
+        own: those of them that its own loader reads; the others are read for every architecture. needed, known: tensors
+        without their layer ("blk.attn_q.weight"); `needed` are those of every model, `known`
             are all.
         rope_factors: tensors of rope factors that the loader and the graph read.
-        window_factor: whether layers with a window are not stretched, and are scaled by `rope.scaling.attn_factor`.
-        period: of the layers with a window where a file does not say it, 0 for none.
-        full_first: whether of a period of layers the first sees everything, not the last.
+        window_factor: whether sliding-window layers are not stretched, and are scaled by `rope.scaling.attn_factor`.
+        period: default period of the sliding-window layers, 0 for none.
+        full_first: whether the first layer of a period has full attention, not the last.
         square: tensors whose two sides are the hidden size.
-        first_rotation: whether full-attention layers rotate as many values of a head as the first layer does.
-        scales_scores: whether the graph multiplies attention scores by what yarn makes of positions (see arch.yarn).
+        first_rotation: whether full-attention layers rotate as many dimensions of a head as the first layer.
+        scales_scores: whether the graph scales attention scores under YaRN (see arch.yarn).
         scales: scales of weights ("blk.ffn_down.scale") that the graph multiplies by; it ignores others.
         memory: "hybrid" (attention and recurrent layers), "recurrent", "windowed" (two caches of attention), or "".
         asserts: what the code asserts, in its own words.
@@ -59,11 +59,11 @@ class Loader:
 
     @property
     def reads_epsilon(self) -> bool:
-        """Whether norms add the epsilon of the file; the others add 0."""
+        """Whether norms add the file's epsilon; the others add 0."""
         return not (self.required | self.optional).isdisjoint(EPSILONS)
 
     def misshapen(self, shapes: Mapping[str, Shape], hidden: int) -> Iterator[str]:
-        """Those of the tensors whose sides are not the hidden size, and should be."""
+        """Those of the tensors that should be hidden-size squares and are not."""
         for name, shape in shapes.items():
             if _LAYER.sub("", name, count=1) in self.square and shape != (hidden, hidden):
                 yield name
@@ -75,7 +75,7 @@ class Loader:
 
 @cache
 def loader_of(gguf: str) -> Loader | None:
-    """The loader of a `general.architecture`; None for one that llama.cpp does not know."""
+    """The loader of a `general.architecture`; None if llama.cpp does not know it."""
     common, own = _lines().get(""), _lines().get(gguf)
     if common is None or own is None or not gguf:
         return None
@@ -101,13 +101,13 @@ def loader_of(gguf: str) -> Loader | None:
 
 
 def needs_head(gguf: str) -> bool:
-    """Whether llama.cpp wants `output.weight` of the architecture even where it is the embedding."""
+    """Whether llama.cpp requires `output.weight` even if the head is tied."""
     loader = loader_of(gguf)
     return loader is not None and OUTPUT_HEAD in loader.needed
 
 
 def knows_head(gguf: str) -> bool:
-    """Whether llama.cpp's network of the architecture can have a head that is not the embedding."""
+    """Whether llama.cpp's network of the architecture can have an untied head."""
     loader = loader_of(gguf)
     return loader is None or OUTPUT_HEAD in loader.known
 

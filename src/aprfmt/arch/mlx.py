@@ -1,7 +1,7 @@
-"""What mlx_lm calls the tensors of the table's networks, and which of them it quantizes, a row for each difference.
+"""mlx_lm's names of the table's networks, and which tensors it quantizes; a row for each difference.
 
-Most networks have the names of their checkpoints. Where mlx_lm stacks experts or takes matrices apart, it holds the
-tensors that a GGUF holds, under names of its own: a row of the table with other names on the GGUF side does both.
+Most networks have the names of their checkpoints. If mlx_lm stacks experts or splits matrices, it has the tensors of a
+GGUF under names of its own: a row of the table with other names on the GGUF side covers both.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class MlxNetwork:
     """A network of mlx_lm.
 
     Attributes:
-        rows: ids of the table's rows that it is.
-        stacked: names in a layer of a GGUF ("ffn_gate_exps.weight") -> what mlx_lm calls tensors of the same values and
-            shape, behind the layer's beginning.
-        moved: endings of names in a checkpoint -> what mlx_lm has instead.
+        rows: ids of the table's rows.
+        stacked: names in a layer of a GGUF ("ffn_gate_exps.weight") -> mlx_lm's names of tensors with the same values
+            and shape, after the layer's prefix.
+        moved: suffixes of checkpoint names -> mlx_lm's replacement.
         convolutions: endings of the names of weights [channels, 1, width] that are [channels, width, 1] there.
         floats: endings of modules that are never quantized.
-        finer: endings of modules that get 8 bits in groups of 64, whatever the others get.
+        finer: suffixes of modules that always get 8 bits in groups of 64.
     """
 
     rows: tuple[str, ...]
@@ -47,7 +47,7 @@ class MlxNetwork:
         return bool(self.convolutions) and name.endswith(self.convolutions)
 
     def is_finer(self, module: str) -> bool:
-        """Whether `module` gets 8 bits whatever the others get."""
+        """Whether `module` always gets 8 bits."""
         return bool(self.finer) and module.endswith(self.finer)
 
 
@@ -66,7 +66,7 @@ _PLUS_ONE = {
     "attn_k_norm.weight": "self_attn.k_norm.weight",
     "output_norm.weight": "model.norm.weight",
 }
-"""Norms whose values a GGUF and mlx_lm have with 1 added."""
+"""Norms whose values in a GGUF and in mlx_lm have 1 added."""
 _GATE_PROJ = {"mlp.gate.weight": "mlp.gate.gate_proj.weight"}
 
 _NETWORKS = (
@@ -120,7 +120,7 @@ _NETWORKS = (
 )  # fmt: skip
 
 WRAPPERS = frozenset(("gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
-"""Model types of networks that also see, whose language model mlx_lm has alone, as `language_model.`."""
+"""Model types of vision-language networks whose language model mlx_lm loads alone, as `language_model.`."""
 
 NETWORKS: Mapping[str, MlxNetwork] = {row: network for network in _NETWORKS for row in network.rows}
 """By the id of the table's row."""
@@ -128,14 +128,14 @@ NETWORKS: Mapping[str, MlxNetwork] = {row: network for network in _NETWORKS for 
 
 @cache
 def mlx_row(row: Architecture) -> Architecture:
-    """The tensors of the `row` that mlx_lm has otherwise, as a row whose GGUF side has mlx_lm's names and shapes."""
+    """The tensors of the `row` that differ in mlx_lm, as a row whose GGUF side has mlx_lm's names and shapes."""
     network = NETWORKS[row.id]
     found = tuple(changed for tensor in row.tensors if (changed := _changed(network, tensor)) is not None)
     return replace(row, tensors=found, prefixes=(), drafts=())
 
 
 def _changed(network: MlxNetwork, tensor: TensorRow) -> TensorRow | None:
-    """The row with mlx_lm's names in place of a GGUF's, None where it has the checkpoint's."""
+    """The row with mlx_lm's names in place of a GGUF's, None if it has the checkpoint's."""
     begin, layer, _ = tensor.hf[0].partition("{n}.")
     in_layer = [name.removeprefix("blk.{n}.") for name in tensor.gguf]
     if in_layer and not tensor.pack and all(name in network.stacked for name in in_layer):
@@ -150,12 +150,12 @@ def _changed(network: MlxNetwork, tensor: TensorRow) -> TensorRow | None:
 
 
 def network_of(row: Architecture | None) -> MlxNetwork | None:
-    """mlx_lm's network for a row of the table, None where it has none or its tensors are not known here."""
+    """mlx_lm's network for a row of the table, None if it has none or its tensors are unknown."""
     return NETWORKS.get(row.id) if row is not None else None
 
 
 def turned(row: Architecture, name: str, shape: Shape) -> RowMapping | None:
-    """What brings a convolution of mlx_lm [channels, width, 1] into a checkpoint's shape, and back: the bytes stay.
+    """Maps a convolution of mlx_lm [channels, width, 1] to a checkpoint's shape, and back: the bytes are unchanged.
 
     None for any other tensor.
     """
@@ -166,7 +166,7 @@ def turned(row: Architecture, name: str, shape: Shape) -> RowMapping | None:
 
 
 def link_from(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str, Shape]) -> Link | None:
-    """The link of a tensor that only mlx_lm calls `name`, its own names and shapes on the GGUF side; None for others.
+    """The link of a tensor that only mlx_lm calls `name`, with its names and shapes on the GGUF side; None for others.
 
     `shapes` are those of the folder's tensors. Raises RefusedError as `link_of` does.
     """
@@ -177,13 +177,13 @@ def link_from(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str,
 
 
 def values_from(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str, Shape]) -> Link | None:
-    """The link of a tensor that has other values in a folder of mlx_lm, under the checkpoint's own name."""
+    """The link of a tensor with other values in a folder of mlx_lm, under the checkpoint's own name."""
     found = [match for match in matches(mlx_row(row), name, "gguf") if match.row.value]
     return link_of(h, found[0], {name: shapes[name]}) if found else None
 
 
 def checkpoint_shapes(row: Architecture, h: Hyperparams, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Names and shapes that tensors under mlx_lm's names have in a checkpoint; those of all others as they are."""
+    """The checkpoint's names and shapes of tensors under mlx_lm's names; all others unchanged."""
     out: dict[str, Shape] = {}
     for name, shape in shapes.items():
         if (link := link_from(row, h, name, shapes)) is not None:

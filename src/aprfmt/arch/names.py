@@ -1,4 +1,4 @@
-"""Tensor names: which row of the table a name belongs to, and whether a set of tensors is the whole network."""
+"""Tensor names: the table row of a name, and whether a set of tensors is the whole network."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def _index(arch: Architecture, side: str) -> dict[str, _Entries]:
 
 @cache
 def _names_numbers(arch: Architecture, side: str) -> bool:
-    """Whether the family's own names hold numbers that are not layers or experts ("mlp.0.weight")."""
+    """Whether the family's own names contain numbers that are not layers or experts ("mlp.0.weight")."""
     return any(_NUMBER.search(name) for name in _index(arch, side))
 
 
 def _only_reading(name: str) -> _Reading | None:
-    """The reading of `name` that leaves no number in it, as _templates gives it; None if unknown."""
+    """The reading of `name` in which all numbers are layers or experts, as _templates returns it; None if unknown."""
     if "{" in name:
         return None
     parts = _NUMBER.split(name, 3)
@@ -70,11 +70,11 @@ def _only_reading(name: str) -> _Reading | None:
 
 
 def _templates(name: str) -> Iterator[_Reading]:
-    """(`name` with layer and expert number as `{n}` and `{e}`, layer, expert), in every reading that it has."""
+    """(`name` with layer and expert index as `{n}` and `{e}`, layer, expert), for every possible reading."""
     if "{" in name:
         return
     yield name, None, None
-    # A crafted name may be thousands of numbers; the pairs of that many are not worth looking at.
+    # A crafted name may be thousands of numbers; the pairs of that many are not tried.
     numbers = list(islice(_NUMBER.finditer(name), _MAX_NUMBERS))
     for i, first in enumerate(numbers):
         head, tail = name[: first.start()], name[first.end() :]
@@ -86,7 +86,7 @@ def _templates(name: str) -> Iterator[_Reading]:
 
 
 def _reading(arch: Architecture, name: str, side: str = "hf") -> _Reading | None:
-    """The reading of `name` whose template the table has on that side; None if it has none."""
+    """The reading of `name` whose template is in the table on that side; None without one."""
     index = _index(arch, side)
     if not _names_numbers(arch, side):  # a model may have a hundred thousand names
         only = _only_reading(name)
@@ -95,7 +95,7 @@ def _reading(arch: Architecture, name: str, side: str = "hf") -> _Reading | None
 
 
 def matches(arch: Architecture, name: str, side: str = "hf") -> list[Match]:
-    """The rows that have `name` on `side` ("hf" or "gguf"), the preferred one first."""
+    """The rows with `name` on `side` ("hf" or "gguf"), the preferred one first."""
     found = _reading(arch, name, side)
     if found is None:
         return []
@@ -109,9 +109,9 @@ def is_known(arch: Architecture, name: str, side: str = "hf") -> bool:
 
 
 def in_stacks(found: list[Match], h: Hyperparams) -> list[Match]:
-    """Rows found by a GGUF name, with the layer counted in its own stack: a GGUF may number one behind another.
+    """Rows found by a GGUF name, with the layer index in its own stack: a GGUF may number stacks consecutively.
 
-    A tensor that is outside the layers in a GGUF alone gets the first layer that has it.
+    A tensor that is outside the layers only in a GGUF gets the first layer that has it.
     """
     found = [
         replace(match, layer=_first_layer(match.row, h)) if match.layer is None and "{n}" in match.row.hf[0] else match
@@ -135,13 +135,13 @@ def _first_layer(row: TensorRow, h: Hyperparams) -> int | None:
 
 
 def gguf_names(row: TensorRow, layer: int | None, h: Hyperparams) -> tuple[str, ...]:
-    """The names that the row's tensors of a layer have in a GGUF."""
+    """The GGUF names of the row's tensors in a layer."""
     first = evaluate(row.first, sizes_of(h)) or 0 if row.first else 0
     return tuple(spell(name, None if layer is None else layer + first) for name in row.gguf)
 
 
 def spell(template: str, layer: int | None, expert: int | None = None) -> str:
-    """The name that `template` has in a layer, for an expert."""
+    """The name that `template` yields for a layer and an expert."""
     name = template if layer is None else template.replace("{n}", str(layer))
     return name if expert is None else name.replace("{e}", str(expert))
 
@@ -161,8 +161,10 @@ _TORCH_WRAPPERS = re.compile(
 
 
 def ways_to_spell(arch: Architecture, name: str) -> Iterator[str]:
-    """`name`, then what it may be in the table: bare models and wrappers begin the same names otherwise, and names that
-    PyTorch's own wrappers were saved with hold these too."""
+    """`name`, then its possible spellings in the table: bare models and wrappers use other prefixes, and names saved
+    with PyTorch's
+    own wrappers contain theirs.
+    """
     yield name
     if (plain := _TORCH_WRAPPERS.sub("", name)) != name:
         name = plain
@@ -176,9 +178,9 @@ def ways_to_spell(arch: Architecture, name: str) -> Iterator[str]:
 
 
 def draft_name(arch: Architecture, h: Hyperparams, name: str) -> str | None:
-    """The table's spelling of `name` where it is a tensor of a draft layer, whatever checkpoints call these layers.
+    """The table's spelling of `name` if it is a tensor of an MTP layer, whatever checkpoints call these layers.
 
-    None for all else, and for what the row does not name.
+    None for everything else, and for tensors that the row does not name.
     """
     spelled = canonical_name(arch, name)
     if spelled is None and h.num_layers is not None and arch.drafts:
@@ -189,7 +191,7 @@ def draft_name(arch: Architecture, h: Hyperparams, name: str) -> str | None:
 
 
 def draft_spelling(arch: Architecture, h: Hyperparams, name: str) -> str:
-    """What checkpoints of the family call the tensor that the table calls `name`; the same but for draft layers."""
+    """The checkpoint name of the tensor that the table calls `name`; the same except for MTP layers."""
     for beginning, instead in arch.drafts:
         found = re.match(_number_pattern(instead, "n"), name)
         number = int(found["n"]) - (h.num_layers or 0) if found is not None else -1
@@ -199,7 +201,7 @@ def draft_spelling(arch: Architecture, h: Hyperparams, name: str) -> str:
 
 
 def _drafts_as_layers(arch: Architecture, n_layers: int, name: str) -> Iterator[str]:
-    """What `name`, of a draft layer, would be if this were a further layer; draft layers lie in the model or beside."""
+    """The name of `name`, of an MTP layer, as a further layer; MTP layers are inside or next to the model."""
     for spelled in ways_to_spell(arch, name):
         for candidate in dict.fromkeys((spelled, spelled.removeprefix("model."))):
             for beginning, instead in _draft_patterns(arch):
@@ -219,12 +221,12 @@ def _number_pattern(beginning: str, letter: str) -> str:
 
 
 def ignorable(arch: Architecture, name: str) -> bool:
-    """Whether the Hugging Face tensor `name` is a buffer that no converter carries."""
+    """Whether the Hugging Face tensor `name` is a buffer that converters ignore."""
     return name.endswith(arch.ignored)
 
 
 def is_gguf_only(arch: Architecture, name: str) -> bool:
-    """Whether the GGUF tensor `name` follows from the rest of the network, so that a checkpoint has none for it."""
+    """Whether the GGUF tensor `name` is derived from the rest of the network, so that a checkpoint lacks it."""
     if name in ROPE_FACTORS or name in arch.copies:
         return True
     made = arch.made if isinstance(arch, Tower) else arch.flat_norms
@@ -232,9 +234,9 @@ def is_gguf_only(arch: Architecture, name: str) -> bool:
 
 
 def is_hf_only(arch: Architecture, name: str, h: Hyperparams | None = None) -> bool:
-    """Whether a GGUF of the family has no place for the Hugging Face tensor `name` (a pooler, a training head).
+    """Whether a GGUF of the family cannot store the Hugging Face tensor `name` (a pooler, a training head).
 
-    Of tensors that have one in some layers alone, `h` tells these layers.
+    `h` identifies the layers if it can be stored in some layers only.
     """
     alone, in_layers = _hf_only(arch), _hf_only_in_layers(arch)
     if not (alone or in_layers) or (found := _reading(arch, name)) is None:
@@ -247,20 +249,20 @@ def is_hf_only(arch: Architecture, name: str, h: Hyperparams | None = None) -> b
 
 @cache
 def _hf_only(arch: Architecture) -> frozenset[str]:
-    """The templates of which no row has a place in a GGUF."""
+    """The templates without a GGUF counterpart in any row."""
     index = _index(arch, "hf").items()
     return frozenset(name for name, entries in index if not any(row.gguf for row, _ in entries))
 
 
 @cache
 def _hf_only_in_layers(arch: Architecture) -> frozenset[str]:
-    """The templates of which one row has a place in a GGUF, and one, of other layers, has none."""
+    """The templates with a GGUF counterpart in one row, and none in another for other layers."""
     index = _index(arch, "hf").items()
     return frozenset(name for name, entries in index if len({bool(row.gguf) for row, _ in entries}) == 2)
 
 
 def template_of(arch: Architecture, name: str) -> str:
-    """The Hugging Face name of the row that has `name`, with `{n}` for the layer; `name` itself where none has it."""
+    """The Hugging Face name of the row for `name`, with `{n}` for the layer; `name` itself if unknown."""
     return next((match.row.hf[match.position] for match in matches(arch, name)), name)
 
 
@@ -273,7 +275,7 @@ def special(arch: Architecture, gguf_name: str) -> str | None:
 
 @cache
 def spellings(gguf_name: str) -> tuple[str, ...]:
-    """Every name that EMBEDDING or OUTPUT_HEAD has in some family: "token_embd.weight", "model.embed_tokens.weight"."""
+    """Every Hugging Face name of EMBEDDING or OUTPUT_HEAD in any family."""
     field = attrgetter({EMBEDDING: "embedding", OUTPUT_HEAD: "head"}[gguf_name])
     found = dict.fromkeys(filter(None, map(field, LISTED.values())))
     bare = (name.partition("model.")[2] for name in found if name.startswith("model."))
@@ -281,24 +283,24 @@ def spellings(gguf_name: str) -> tuple[str, ...]:
 
 
 def embedding(arch: Architecture | None) -> str:
-    """The Hugging Face name of the token embedding, the usual one for a network without a row."""
+    """The Hugging Face name of the token embedding, the usual one without a row."""
     return (arch and special(arch, EMBEDDING)) or "model.embed_tokens.weight"
 
 
 def head(arch: Architecture | None) -> str:
-    """The Hugging Face name of the output head, the usual one for a network without a row."""
+    """The Hugging Face name of the output head, the usual one without a row."""
     return (arch and special(arch, OUTPUT_HEAD)) or "lm_head.weight"
 
 
 def gguf_name(arch: Architecture, name: str, h: Hyperparams) -> str | None:
-    """The GGUF name of the (first) tensor that the Hugging Face tensor `name` goes into; None if it has none."""
+    """The GGUF name of the (first) tensor that contains the Hugging Face tensor `name`; None without one."""
     found = _reading(arch, name)
     row = _index(arch, "hf")[found[0]][0][0] if found is not None else None
     return gguf_names(row, found[1], h)[0] if found is not None and row is not None and row.gguf else None
 
 
 def nearest(arch: Architecture, name: str, side: str = "hf") -> str:
-    """The name of the family, on that side ("hf" or "gguf"), that looks most like `name`."""
+    """The family's most similar name on that side ("hf" or "gguf")."""
     readings = list(_templates(name)) or [(name, None, None)]
     template, layer, expert = readings[-1]
     from difflib import get_close_matches
@@ -309,14 +311,16 @@ def nearest(arch: Architecture, name: str, side: str = "hf") -> str:
 
 
 def check_tensors(arch: Architecture, hparams: Hyperparams, names: Collection[str]) -> None:
-    """Compares the Hugging Face `names` with what the network needs.
+    """Compares the Hugging Face `names` with those that the network needs.
 
-    Raises UnmappedError for a name that the family does not have (with the nearest one that it has), RefusedError for
-    missing tensors and for layers and experts beyond their number. A tied head, biases without their config flag and
-    buffers may be there or not. A tensor may stand under its GGUF name (see aprfmt.canonical).
+    Raises UnmappedError for an unknown name (with the most similar known one), RefusedError for missing tensors and for
+    layers
+    and experts beyond their number. A tied head, biases without their config flag and buffers are optional. A tensor
+    may have
+    its GGUF name (see aprfmt.canonical).
     """
     depths = _depths(arch, hparams, names)
-    # Thousands of names share a layer and a row: what is asked of these is computed once.
+    # Thousands of names share a layer and a row: results for these are cached.
     sizes = cache(lambda layer: sizes_of(hparams, layer))
     count_of = cache(lambda count, layer: evaluate(count, sizes(layer)))
     lies_in = cache(lambda layers, layer: has_layer(layers, hparams, layer))
@@ -324,7 +328,7 @@ def check_tensors(arch: Architecture, hparams: Hyperparams, names: Collection[st
         _check_name(arch, name, depths, count_of, lies_in, hparams)
 
     def layers_of(row: TensorRow) -> Sequence[int | None]:
-        # A crafted layer count must cost no more than the tensors that are there.
+        # A crafted layer count must cost no more than the tensors that are present.
         return range(min(depths[row.depth], len(names) + 1)) if "{n}" in row.hf[0] else (None,)
 
     n_missing, missing = _missing(arch, hparams, set(names), layers_of)
@@ -337,7 +341,7 @@ def check_tensors(arch: Architecture, hparams: Hyperparams, names: Collection[st
 
 
 def check_drafts(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, Shape]) -> None:
-    """Compares draft layers, their tensors by the table's names, with what the network needs of each.
+    """Compares the tensors of MTP layers, by the table's names, with those that the network needs.
 
     Raises RefusedError for a missing tensor and for a shape that contradicts the hyper-parameters.
     """
@@ -355,9 +359,9 @@ def check_drafts(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
 def _missing(
     arch: Architecture, h: Hyperparams, present: set[str], layers_of: Callable[[TensorRow], Sequence[int | None]]
 ) -> tuple[int, list[str]]:
-    """How many tensors the network lacks, and the first of them.
+    """The number of missing tensors, and the first of them.
 
-    `layers_of` tells the layers that are looked at for a row, None for the tensors that lie in none.
+    `layers_of` returns the layers of a row, None for tensors outside the layers.
     """
     missing: list[str] = []
     n_missing = 0
@@ -372,7 +376,7 @@ def _missing(
 
 
 def _depths(arch: Architecture, h: Hyperparams, names: Collection[str]) -> dict[str, int]:
-    """How many layers each stack has, by its word; where the hyper-parameters do not say it, the names do."""
+    """The depth of each layer stack, by its word; from the names if the hyper-parameters lack it."""
     sizes = sizes_of(h)
     known = {depth: evaluate(depth, sizes) for depth in dict.fromkeys(row.depth for row in arch.tensors)}
     found = dict.fromkeys(known, 0)
@@ -390,7 +394,7 @@ def _check_name(
     lies_in: Callable[[str, int], bool],
     h: Hyperparams,
 ) -> None:
-    """`count_of` is a size in a layer, `lies_in` tells whether a layer is one of those that a row means."""
+    """`count_of` is a size in a layer, `lies_in` tells whether a row applies to a layer."""
     if is_gguf_only(arch, name) or ignorable(arch, name):
         return
     side = "hf"
@@ -425,7 +429,7 @@ def _check_name(
 
 @cache
 def _alternatives(arch: Architecture) -> list[list[TensorRow]]:
-    """The rows in groups of which a network needs one: those that make the same GGUF tensor."""
+    """The rows in groups of which a network needs one: those that yield the same GGUF tensor."""
     groups: list[list[TensorRow]] = []
     for row in arch.tensors:
         same = [
@@ -439,7 +443,7 @@ def _alternatives(arch: Architecture) -> list[list[TensorRow]]:
 
 
 def _absent(group: list[TensorRow], h: Hyperparams, present: set[str], layer: int | None) -> list[str]:
-    """What the layer lacks of the alternative that is nearest to being there; [] where one is whole."""
+    """What the layer lacks of the most complete alternative; [] if one is complete."""
     best: list[str] | None = None
     for row in group:
         if layer is not None and not has_layer(row.layers, h, layer):
@@ -456,7 +460,7 @@ def _absent(group: list[TensorRow], h: Hyperparams, present: set[str], layer: in
 
 
 def expand(row: TensorRow, template: str, h: Hyperparams, layer: int | None, limit: int = 1 << 20) -> list[str]:
-    """The names that `template` of `row` stands for in a layer: one, or one an expert (at most `limit`)."""
+    """The names that `template` of `row` yields for a layer: one, or one per expert (at most `limit`)."""
     name = spell(template, layer)
     if "{e}" not in name:
         return [name]
@@ -474,7 +478,7 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
         reading = _reading(arch, name)
         if reading is None or (alike := (*reading[:2], shape)) in right:
             continue
-        layer, found = reading[1], matches(arch, name)  # a name may stand in several rows for several kinds of layers
+        layer, found = reading[1], matches(arch, name)  # a name may be in several rows for several layer types
         if layer is not None and len(found) > 1:
             found = [one for one in found if has_layer(one.row.layers, hparams, layer)] or found
         if 0 in shape:
@@ -499,9 +503,9 @@ _ONE_VALUE = re.compile(r"(\w+)=([\w-]+)")
 
 
 def told_by_shapes(arch: Architecture, h: Hyperparams, shapes: Mapping[str, Shape]) -> dict[str, str]:
-    """Config keys that a GGUF has none for and whose values the shapes of its tensors (row-major, by name) tell.
+    """Config keys without a GGUF key whose values follow from the shapes of its tensors (row-major, by name).
 
-    They are those of which a row needs one value ("gating=per-element") for a tensor that has another shape else.
+    A row needs one value of them ("gating=per-element") for a tensor that has another shape otherwise.
     """
     told: dict[str, str] = {}
     for row in arch.tensors:
@@ -512,9 +516,9 @@ def told_by_shapes(arch: Architecture, h: Hyperparams, shapes: Mapping[str, Shap
 
 
 def sizes_of_tensors(arch: Architecture, shapes: Mapping[str, Shape]) -> dict[str, int]:
-    """The sizes that the shapes of tensors tell by the table: of each word that is a whole dimension or a depth.
+    """The sizes that tensor shapes determine by the table: each word that is a whole dimension or a depth.
 
-    Damaged shapes are for check_shapes to find: of two that contradict each other the first is taken.
+    check_shapes finds damaged shapes: of two contradictory ones the first is used.
     """
     sizes: dict[str, int] = {}
     for name, shape in shapes.items():
@@ -531,13 +535,13 @@ def sizes_of_tensors(arch: Architecture, shapes: Mapping[str, Shape]) -> dict[st
 
 @cache
 def dimension_words(arch: Architecture) -> frozenset[str]:
-    """Every word that the dimensions of the family's Hugging Face tensors are written in."""
+    """Every word in the dimensions of the family's Hugging Face tensors."""
     sizes = (size for row in arch.tensors for dims in row.dims for size in dims_of(dims))
     return frozenset(word for size in sizes for word in size_words(size))
 
 
 def _dims_of(match: Match) -> str:
-    """What the table says of the tensor's shape: one text for all names of a row, or one each."""
+    """The table's dims of the tensor: one text for all names of a row, or one each."""
     return (match.row.dims * len(match.row.hf))[match.position]
 
 
@@ -551,9 +555,9 @@ def _fits(shape: Shape, known: tuple[int | None, ...]) -> bool:
 
 
 def order(arch: Architecture, name: str) -> tuple[int, int, int, int, int, str]:
-    """Sort key that lays tensors out as the network runs: embedding, layers, final norm, head, the rest.
+    """Sort key in the order of the network: embedding, layers, final norm, head, the rest.
 
-    Of several stacks of layers each is whole.
+    Several layer stacks are kept whole.
     """
     found = _reading(arch, name)
     if found is None:
@@ -565,7 +569,7 @@ def order(arch: Architecture, name: str) -> tuple[int, int, int, int, int, str]:
 
 @cache
 def _places(arch: Architecture) -> dict[str, tuple[int, int, int]]:
-    """Template -> (part of the network, stack of layers, position in the table), as they are in `order`."""
+    """Template -> (part of the network, layer stack, position in the table), as in `order`."""
     words = dict.fromkeys((row.depth, row.first) for row in arch.tensors if "{n}" in row.hf[0])
     stacks = {stack: number for number, stack in enumerate(words)}
     positions = {row: i for i, row in enumerate(arch.tensors)}

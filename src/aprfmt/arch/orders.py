@@ -1,7 +1,7 @@
-"""Orders of rows and maps of values: what the values of a tensor go through on the way to a GGUF, and back.
+"""Row orders and value maps: how tensors are permuted and transformed for a GGUF, and back.
 
-An order is a name with integers that divide the rows; it tells, for each row of the GGUF side, which row of the
-Hugging Face side stands there:
+An order is a name with integers that divide the rows; it gives, for each row of the GGUF side, the row of the Hugging
+Face side:
 
     swap:a,b,c       the rows viewed as [a, b, c, rest], b and c swapped
     deal:n,x,y,...   n groups of x, y, ... rows: all the x of all groups, then all the y, ...
@@ -75,11 +75,11 @@ ORDERS: dict[str, tuple[Callable[[Array, Sequence[int]], Array], range]] = {
     "each": (_each, range(4, 6)),
     "parts": (_parts, range(2, 9)),
 }
-"""Name -> (what it does to rows that check_order has passed, how many integers it takes)."""
+"""Name -> (permutation of rows that check_order has accepted, number of integers)."""
 
 
 def check_order(order: Order, n_rows: int) -> None:
-    """Raises RefusedError where `n_rows` rows do not divide as the order asks."""
+    """Raises RefusedError unless `n_rows` rows divide as the order requires."""
     name, args = order
     if name not in ORDERS or len(args) not in ORDERS[name][1] or min(args) < 0:
         raise RefusedError(f"unknown row order {_text(order)}")
@@ -99,9 +99,9 @@ def _text(order: Order) -> str:
 
 
 def indices(orders: Sequence[Order], n_rows: int, *, inverse: bool = False) -> Array:
-    """For each row of the GGUF side the row of the Hugging Face side, int64 [n_rows]; `inverse`: the other way.
+    """The Hugging Face row of each GGUF row, int64 [n_rows]; `inverse`: the other way.
 
-    Raises RefusedError where the rows do not divide as an order asks.
+    Raises RefusedError unless the rows divide as an order requires.
     """
     import numpy as np
 
@@ -117,7 +117,7 @@ def indices(orders: Sequence[Order], n_rows: int, *, inverse: bool = False) -> A
 
 
 _LEAST = 1e-9
-"""What keeps an inverse finite."""
+"""Keeps an inverse finite."""
 
 
 def _minus_exp(values: Array) -> Array:
@@ -183,15 +183,17 @@ VALUES: Maps = {
 """Name -> (Hugging Face values to GGUF values, and back), float32 to float32."""
 
 MIRROR = "mirror"
-"""A map of values with a number behind a colon: "mirror:16" turns the sign of the second half of each 16 rows."""
+"""A value map with a number after a colon: "mirror:16" negates the second half of each 16 rows."""
 
 UNIT_COLUMNS = "unit_columns"
-"""The map that divides each column of a matrix by its length, which nothing brings back; in a table row the config.json
-key behind a colon says whether it does."""
+"""The map that divides each column of a matrix by its norm, which cannot be reversed; in a table row the config.json
+key after a
+colon enables it.
+"""
 
 
 def map_values(value: str, values: Array, rows: Array, *, inverse: bool = False) -> Array:
-    """`values` [rows, columns] of the Hugging Face rows `rows` mapped to those of a GGUF, float32; `inverse`: back."""
+    """Maps `values` [rows, columns] of the Hugging Face rows `rows` to those of a GGUF, float32; `inverse`: back."""
     import numpy as np
 
     name, _, argument = value.partition(":")
@@ -202,7 +204,7 @@ def map_values(value: str, values: Array, rows: Array, *, inverse: bool = False)
 
 
 def check_value_map(value: str) -> None:
-    """Raises ValueError for what is not a map of values."""
+    """Raises ValueError for an invalid value map."""
     name, colon, argument = value.partition(":")
     if colon:
         good = name == MIRROR and argument.isdecimal() and int(argument) > 0

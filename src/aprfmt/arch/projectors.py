@@ -1,7 +1,8 @@
-"""Granite 4 Vision's projectors: which layer of the tower each takes, and which layer of the language model gets it.
+"""Granite 4 Vision's projectors: the tower layer that each reads, and the language model layer that it feeds.
 
-Its config.json has two lists, of projectors by layers and of projectors by corners of squares of patches, and counts
-each from 0. A GGUF has one list, in the order of the language model's layers.
+Its config.json has two lists, of layerwise projectors and of spatial ones (corners of patch groups), each numbered from
+0.
+A GGUF has one list, in the order of the language model's layers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from aprfmt.light_dataclass import light_dataclass
 
 LAYERWISE, SPATIAL = "layerwise", "spatial"
 DEEPSTACK = "deepstack_mapping"
-"""GGUF key of the language model, and key of a config.json that was made of such a GGUF alone."""
+"""GGUF key of the language model, and config.json key if made from such a GGUF only."""
 
 MAP, TARGETS, SPATIAL_LAYER = "deepstack_layer_map", "spatial_target_layers", "spatial_vision_layer"
 VISION_LAYERS, TEXT_LAYERS = "vision_config.num_hidden_layers", "text_config.num_hidden_layers"
@@ -22,13 +23,13 @@ VISION_LAYERS, TEXT_LAYERS = "vision_config.num_hidden_layers", "text_config.num
 
 @light_dataclass(frozen=True, slots=True)
 class Projector:
-    """One of them.
+    """A projector.
 
     Attributes:
         kind: LAYERWISE or SPATIAL.
-        item: its number among those of its kind; of a SPATIAL one the corner that it takes.
-        vision_layer: whose states it takes, as config.json counts: 1 is what the first layer gives, -1 the last.
-        text_layer: the layer of the language model that gets what it gives, from 0.
+        item: its index among those of its kind; for a SPATIAL one the corner.
+        vision_layer: the tower layer, counted as in config.json: 1 is the output of the first layer, -1 of the last.
+        text_layer: the language model layer that it feeds, from 0.
     """
 
     kind: str
@@ -38,9 +39,9 @@ class Projector:
 
 
 def projectors(told: Mapping[str, object], n_text: int | None) -> list[Projector]:
-    """All that the lists of a config.json name, in a GGUF's order; `n_text` is how many layers the language model has.
+    """All projectors of a config.json's lists, in a GGUF's order; `n_text` is the language model's number of layers.
 
-    Raises CorruptError for lists of something else.
+    Raises CorruptError for invalid lists.
     """
     pairs, targets = told.get(MAP) or [], told.get(TARGETS) or []
     last = -1 if told.get(SPATIAL_LAYER) is None else told[SPATIAL_LAYER]
@@ -67,7 +68,7 @@ def _is_numbers(value: object) -> bool:
 
 
 def check(found: list[Projector]) -> None:
-    """Raises RefusedError for what llama.cpp's network does not compute."""
+    """Raises RefusedError for what llama.cpp's network does not support."""
     layers = [one.text_layer for one in found]
     hint = "use another output format: -o NAME.apr, or -o NAME --format hf"
     if twice := [layer for layer in layers if layers.count(layer) > 1]:
@@ -92,13 +93,13 @@ def _numbers_of(kind: str) -> Callable[[Hyperparams], list[int]]:
 
 
 NUMBERS: dict[str, Callable[[Hyperparams], list[int]]] = {kind: _numbers_of(kind) for kind in (LAYERWISE, SPATIAL)}
-"""Kind -> the numbers that its projectors have in a GGUF, in the order of config.json."""
+"""Kind -> the GGUF indices of its projectors, in the order of config.json."""
 
 
 def deepstack_mapping(told: Mapping[str, object], n_text: int) -> list[int]:
-    """For each layer of the language model the number of the projector that feeds it, -1 where none does.
+    """For each layer of the language model the index of the projector that feeds it, -1 if none.
 
-    The first projector gives the embeddings of an image themselves, and has no place here.
+    The first projector yields the image embeddings themselves, and is not listed.
     """
     found = projectors(told, n_text)
     check(found)
@@ -109,7 +110,7 @@ def deepstack_mapping(told: Mapping[str, object], n_text: int) -> list[int]:
 
 
 def fed_layers(h: Hyperparams) -> dict[int, int]:
-    """Layers of the language model -> the numbers of the projectors that feed them, by whatever a source says."""
+    """Layers of the language model -> the indices of the projectors that feed them, from any source."""
     told = h.extra.get(DEEPSTACK)
     if isinstance(told, list):
         return {layer: number for layer, number in enumerate(told) if type(number) is int and number >= 0}
@@ -117,10 +118,11 @@ def fed_layers(h: Hyperparams) -> dict[int, int]:
 
 
 def with_layers(config: dict[str, object], mapping: object) -> dict[str, object]:
-    """`config`, made of a GGUF of towers, with the layers of the language model that the `mapping` of its GGUF tells.
+    """`config`, made from a tower GGUF, with language model layers from the `mapping` of its GGUF.
 
-    Such a GGUF numbers the projectors, and its config has these numbers where a config.json has layers.
-    Raises RefusedError for a mapping of other projectors.
+    Such a GGUF numbers the projectors, and its config has these numbers in place of layers. Raises RefusedError for a
+    mapping
+    of other projectors.
     """
     if MAP not in config:
         return config

@@ -1,10 +1,10 @@
-"""Rotary embedding parameters: Hugging Face dicts, GGUF keys, GGUF factor tensors, and what they mean in numbers.
+"""Rotary embedding parameters: Hugging Face dicts, GGUF keys and GGUF factor tensors.
 
 In Hyperparams they are `rope_theta` and, in `extra`:
 
-    rope_scaling             how positions are stretched: {"rope_type": ..., ...} without theta; absent if not at all
-    partial_rotary_factor    rotated part of a head, absent where it is all of it
-    rope_layers              {layer type: {"rope_type": ..., "rope_theta": ...}} of layers other than full_attention
+    rope_scaling             {"rope_type": ..., ...} without theta; absent without scaling partial_rotary_factor
+    rotated part of a head, absent if all of it rope_layers              {layer type: {"rope_type": ..., "rope_theta":
+    ...}} of layers other than full_attention
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from aprfmt.arch.row import (
 from aprfmt.errors import CorruptError, RefusedError
 
 DEFAULT_THETA = 10000.0
-"""Base frequency where a Hugging Face config names none."""
+"""Default base frequency of Hugging Face configs."""
 
 FREQS, LONG, SHORT = ROPE_FACTORS
 
 MAX_HEAD_DIM = 1 << 20
 
 MAIN = "full_attention"
-"""The layer type whose rope parameters are the main ones."""
+"""The layer type with the main rope parameters."""
 
 ELSEWHERE = "use another output format: -o NAME.apr, or -o NAME --format hf"
 
@@ -49,7 +49,7 @@ COUNTS = ("rotary_dim", "rotary_ndims")
 NAMES = frozenset((*THETAS, *LOCAL_THETAS, *PARTIAL, *COUNTS, "rope_parameters", "rope_scaling"))
 """config.json keys that this module reads and writes."""
 
-# Hugging Face key of a yarn dict -> GGUF suffix; the first name of a suffix is the one given back.
+# Hugging Face key of a YaRN dict -> GGUF suffix; the first name of a suffix is the one written.
 _YARN = {
     "extrapolation_factor": "yarn_ext_factor",
     "attention_factor": "yarn_attn_factor",
@@ -62,13 +62,13 @@ _STRETCHED = ("llama3", "yarn", "longrope")
 _KINDS = {
     "default": "", "dynamic": "", "linear": "", "yarn": "", "llama3": FREQS, "proportional": FREQS, "longrope": LONG
 }  # fmt: skip
-"""Kinds of scaling that a GGUF can have, and the tensor of factors that the family must then know."""
+"""Kinds of scaling that a GGUF supports, and the factor tensor that the family must then know."""
 
 
 def read(
     h: Hyperparams, config: Mapping[str, object], defaults: Mapping[str, object], row: Architecture | None
 ) -> None:
-    """Fills in the rope parameters of a config.json in the spelling of transformers 4 or 5. Raises CorruptError."""
+    """Reads the rope parameters of a config.json in the spelling of transformers 4 or 5. Raises CorruptError."""
     if row is not None and not any(key.role == ROPE for key in row.keys):
         return
     # A dict of dicts is by layer type: the main one is that of full_attention, whatever the others are called.
@@ -82,7 +82,7 @@ def read(
     theta = main.pop("rope_theta", None)
     theta = theta if theta is not None else _first(config, THETAS)
     local = _first(config, LOCAL_THETAS)
-    if isinstance(theta, list):  # one a layer
+    if isinstance(theta, list):  # one per layer
         theta, local = (_of_kind(theta, config, kind) for kind in (MAIN, "sliding_attention"))
     if theta is None and row is not None:
         theta = _first(defaults, THETAS) or DEFAULT_THETA
@@ -109,9 +109,9 @@ def read(
 
 
 def _of_compressed(h: Hyperparams, dicts: Mapping[str, object]) -> dict[str, object]:
-    """The parameters of a network whose layers that compress positions have a base of their own and the only scaling.
+    """The parameters of a network whose compressed layers have a base frequency of their own and the only scaling.
 
-    The runtime rotates without a factor of attention, and so does transformers unless one is named.
+    llama.cpp rotates without an attention factor, and so does transformers unless one is stated.
     """
     own, main = as_mapping(dicts.get("compress")), as_mapping(dicts.get("main"))
     out = {**own, "rope_theta": main.get("rope_theta")} if own and main else dict(dicts)
@@ -123,20 +123,20 @@ def _of_compressed(h: Hyperparams, dicts: Mapping[str, object]) -> dict[str, obj
     parts = {name: _first(one, PARTIAL) for name, one in (("main", main), ("compress", own))}
     if own and main and parts["main"] != parts["compress"]:
         scaling = {"rope_type": "default", **(scaling or {}), PARTIAL[0]: parts["main"]}
-    if own and scaling:  # of the layers that do not compress, which _check_layers refuses
+    if own and scaling:  # of the uncompressed layers, which _check_layers refuses
         h.extra["rope_layers"] = {"main": {**scaling, "rope_theta": main.get("rope_theta")}}
     return out
 
 
 def _of_kind(values: list[object], config: Mapping[str, object], kind: str) -> object:
-    """What the first layer of a kind has, of a list with a value a layer."""
+    """The value of the first layer of a type, from a per-layer list."""
     kinds = config.get("layer_types")
     kinds = kinds if isinstance(kinds, list) else []
     return next((value for value, one in zip(values, kinds, strict=False) if one == kind), None)
 
 
 def _drop_usual_part(h: Hyperparams, row: Architecture | None, layer: dict[str, object]) -> None:
-    """Leaves out the rotated part of a kind of layers where it is what the family's layers of that kind have."""
+    """Removes the rotated part of a layer type if it is the family's default."""
     if row is None:
         return
     usual = h.extra.get(PARTIAL[0]) if _shares_part(row) else 1 if halves_full(row) else None
@@ -145,17 +145,17 @@ def _drop_usual_part(h: Hyperparams, row: Architecture | None, layer: dict[str, 
 
 
 def halves_full(row: Architecture) -> bool:
-    """Whether layers with a window rotate all of a head, the others a part of it."""
+    """Whether sliding-window layers rotate all of a head, the others a part of it."""
     return any(key.role == HALF_ROTARY for key in row.keys)
 
 
 def _shares_part(row: Architecture) -> bool:
-    """Whether all kinds of layers rotate the same part of a head, and a config says so of each."""
+    """Whether all layer types rotate the same part of a head, and a config states it for each."""
     return row.nested_rope and any(key.role == SHARED_ROTARY_DIM for key in row.keys)
 
 
 def _dicts(config: Mapping[str, object]) -> dict[str, object]:
-    """The first dict of rope parameters that says something."""
+    """The first non-empty dict of rope parameters."""
     for key in ("rope_parameters", "rope_scaling"):
         value = config.get(key)
         if value is None:
@@ -168,7 +168,7 @@ def _dicts(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def _layer(value: Mapping[str, object], main: float | None) -> dict[str, object]:
-    """The parameters of one layer type, theta made explicit."""
+    """The parameters of one layer type, with explicit theta."""
     out = dict(value)
     theta = as_float(out.pop("rope_theta", None), "rope_theta")
     return {**(_scaling(out) or {"rope_type": "default"}), "rope_theta": theta if theta is not None else main}
@@ -197,7 +197,7 @@ def _rotated_part(
     defaults: Mapping[str, object],
     row: Architecture | None,
 ) -> object:
-    """The rotated part of a head, taken out of `main`; None where the class rotates all of it."""
+    """The rotated part of a head, removed from `main`; None if the class rotates all of it."""
     rotates = "" if row is None else row.rotates
     partial = main.pop(PARTIAL[0], None)
     if rotates == WHOLE_HEADS and main.get("rope_type", "default") == "default":
@@ -206,7 +206,7 @@ def _rotated_part(
 
 
 def _partial(h: Hyperparams, *sources: Mapping[str, object], counts: bool = True) -> object:
-    """The rotated part of a head, from whichever spelling comes first; `counts` reads those in values of a head too."""
+    """The rotated part of a head, from the first spelling present; `counts` also reads those in dimensions."""
     for source in sources:
         if (part := _first(source, PARTIAL)) is not None:
             return part
@@ -225,7 +225,7 @@ def _set_partial(h: Hyperparams, value: object, defaults: Mapping[str, object]) 
 
 
 def set_rotary_dim(h: Hyperparams, count: int | None, defaults: Mapping[str, object]) -> None:
-    """The rotated part of a head from the count of a GGUF; the default's own digits where they give that count."""
+    """Sets the rotated part of a head from the count of a GGUF; keeps the default's digits if they yield that count."""
     size = h.head_dim or h.plain_head_dim
     if count is None or not size:
         return
@@ -237,8 +237,8 @@ def set_rotary_dim(h: Hyperparams, count: int | None, defaults: Mapping[str, obj
 def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
     """{suffix: (kind, value)} of the rope keys, as llama.cpp's converter writes them.
 
-    The factors of llama3 and longrope are tensors, see factor_tensors. Raises RefusedError for kinds that a
-    GGUF of this family cannot have.
+    The factors of llama3 and longrope are tensors, see factor_tensors. Raises RefusedError for kinds that a GGUF of
+    this family does not support.
     """
     scaling = scaling_of(h)
     kind = str(scaling.get("rope_type", "default")).lower()
@@ -257,7 +257,7 @@ def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
         )
     if kind in ("linear", "yarn", "longrope"):
         out |= _scaling_keys(h, kind, scaling, row)
-    elif kind == "llama3" and scaling.get("llama_4_scaling_beta"):  # queries grow after so many positions
+    elif kind == "llama3" and scaling.get("llama_4_scaling_beta"):  # queries are scaled after this many positions
         out["rope.scaling.original_context_length"] = ("u32", original_context(h, scaling))
     sections = scaling.get("mrope_section")
     if isinstance(sections, list) and sections:
@@ -280,12 +280,12 @@ def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
 
 
 def _names_alpha(row: Architecture) -> bool:
-    """Whether a GGUF of the family names a fixed stretch of the base; in others the base is stretched."""
+    """Whether a GGUF of the family states alpha; in others the base is scaled."""
     return any(key.gguf == "rope.scaling.alpha" for key in row.keys)
 
 
 def _check_layers(h: Hyperparams, row: Architecture) -> None:
-    """Refuses what a GGUF cannot say of single layers: it has one more base, for sliding layers, in some families."""
+    """Refuses per-layer parameters that a GGUF cannot express: some families have one more base, for sliding layers."""
     for name, value in as_mapping(h.extra.get("rope_layers")).items():
         if not isinstance(value, Mapping):
             raise CorruptError(f"rope_layers: {name} is not an object")
@@ -304,7 +304,7 @@ def _sliding(h: Hyperparams) -> object:
 
 
 def stretch_of(h: Hyperparams, kind: str, scaling: Mapping[str, object]) -> float:
-    """What a fixed `alpha` does to the base: alpha^(d / (d - 2)), 1 without one."""
+    """The factor of the base for a fixed `alpha`: alpha^(d / (d - 2)), 1 without one."""
     alpha = as_float(scaling.get("alpha"), "alpha") if kind == "dynamic" else None
     if not alpha or alpha < 0 or not h.head_dim or h.head_dim <= 2:
         return 1.0
@@ -339,7 +339,7 @@ def _scaling_keys(
 
 
 def _check_long_factors(h: Hyperparams, scaling: Mapping[str, object], original: int) -> None:
-    """Raises RefusedError where no context of llama.cpp is short enough for the short factors of a short network."""
+    """Raises RefusedError if no context of llama.cpp is short enough for the short factors of a short network."""
     positions = h.max_position_embeddings or 0
     context = -(-positions // _CONTEXT_STEP) * _CONTEXT_STEP
     if positions <= original < context and scaling.get("short_factor") != scaling.get("long_factor"):
@@ -354,7 +354,7 @@ _CONTEXT_STEP = 256
 
 
 def runtime_scales(h: Hyperparams, row: Architecture) -> tuple[float, float]:
-    """(L, r) of arch.yarn that give the network's attention. Raises RefusedError where llama.cpp has none."""
+    """(L, r) of arch.yarn that yield the network's attention. Raises RefusedError if llama.cpp cannot express it."""
     scaling = scaling_of(h)
     kind = str(scaling.get("rope_type", "default")).lower()
     factor = as_float(scaling.get("factor"), "factor") or 1.0
@@ -384,7 +384,7 @@ def runtime_scales(h: Hyperparams, row: Architecture) -> tuple[float, float]:
 
 
 def _scales_windows(h: Hyperparams, row: Architecture) -> bool:
-    """Whether llama.cpp multiplies layers with a window by the factor of the others."""
+    """Whether llama.cpp multiplies sliding-window layers by the factor of the others."""
     loader = loader_of(row.gguf)
     return row.nested_rope and loader is not None and loader.window_factor and "rope_layers" in h.extra
 
@@ -397,7 +397,7 @@ def _is_latent(row: Architecture) -> bool:
 
 
 def from_gguf(h: Hyperparams, row: Architecture, kv: Mapping[str, object], defaults: Mapping[str, object]) -> None:
-    """Fills in what the rope keys of a GGUF say. Raises CorruptError."""
+    """Reads the rope keys of a GGUF. Raises CorruptError."""
     prefix = f"{row.gguf}.rope."
     h.rope_theta = from_f32(kv.get(f"{prefix}freq_base"), f"{prefix}freq_base")
     scaling = _read_scaling(h, row, kv, prefix)
@@ -430,7 +430,7 @@ def _read_scaling(h: Hyperparams, row: Architecture, kv: Mapping[str, object], p
     if alpha := number("scaling.alpha"):
         return {"rope_type": "dynamic", "alpha": alpha, "factor": number("scaling.factor") or 1.0}
     length = f"{prefix}scaling.original_context_length"
-    # Files from before the scaling keys name a bare linear factor.
+    # Files from before the scaling keys state only a linear factor.
     factor = number("scaling.factor") or number("scale_linear")
     attention, original = number("scaling.attn_factor"), as_int(kv.get(length), length)
     kind = kv.get(f"{prefix}scaling.type")
@@ -462,7 +462,7 @@ def _read_scaling(h: Hyperparams, row: Architecture, kv: Mapping[str, object], p
 def _set_scales(
     h: Hyperparams, row: Architecture, scaling: dict[str, object], log: float, attention: float | None
 ) -> None:
-    """Names in `scaling` what llama.cpp makes of (L, r), where transformers does not do so unasked."""
+    """States in `scaling` what llama.cpp computes from (L, r), if it is not transformers' default."""
     kind, factor = str(scaling["rope_type"]), as_float(scaling.get("factor"), "factor") or 1.0
     if kind not in ("yarn", "linear"):
         computed = attention_factor(h, kind, scaling)
@@ -473,7 +473,7 @@ def _set_scales(
     t, s = yarn.from_runtime(row.gguf, kind, factor, log, 1.0 if attention is None else attention)
     if log and not _is_latent(row):
         scaling |= {"mscale": 1.0, "mscale_all_dim": log}
-    elif log and not yarn.reads_log(row.gguf):  # it means what it does in other networks
+    elif log and not yarn.reads_log(row.gguf):  # it has the meaning of other networks
         scaling |= {"mscale": log, "mscale_all_dim": log}
         return
     elif not yarn.same(s, 1) and factor > 1:
@@ -487,7 +487,7 @@ def _set_scales(
 
 
 NEAR_RAMP = 0.08
-"""How far llama.cpp's share of a stretched frequency is from transformers' at most in published models (GPT-OSS)."""
+"""Maximum deviation between llama.cpp's and transformers' interpolation weights in published models (GPT-OSS)."""
 
 
 def yarn_betas(h: Hyperparams) -> tuple[float, float]:
@@ -498,9 +498,9 @@ def yarn_betas(h: Hyperparams) -> tuple[float, float]:
 
 
 def yarn_distance(row: Architecture, h: Hyperparams) -> float:
-    """The largest distance between llama.cpp's and transformers' shares of a stretched frequency under yarn, 0 to 1.
+    """The largest deviation between llama.cpp's and transformers' interpolation weights under YaRN, 0 to 1.
 
-    llama.cpp rounds the ends of the ramp, and reads them of few families.
+    llama.cpp rounds the bounds of the ramp, and reads them for few families.
     """
     scaling = as_mapping(h.extra.get("rope_scaling"))
     n_dims = as_int(h.extra.get("qk_rope_head_dim"), "qk_rope_head_dim") or rotary_dim(h) or 0
@@ -531,7 +531,7 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> 
         others = as_mapping(h.extra.get("rope_layers"))
         out["rope_parameters"] = {MAIN: main, **{name: {**shared, **as_mapping(v)} for name, v in others.items()}}
         local = next((name for name in LOCAL_THETAS if name in defaults), None)
-        if local in (None, _LOCAL) or _shares_part(row):  # a flat dict would be that of all layers
+        if local in (None, _LOCAL) or _shares_part(row):  # a flat dict would apply to all layers
             del out["rope_scaling"]
         if local is not None and _sliding(h) is not None:
             out[local] = _sliding(h)
@@ -553,7 +553,7 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> 
 
 
 def scaling_of(h: Hyperparams) -> dict[str, object]:
-    """The scaling dict, {} if missing. Raises CorruptError for what is none."""
+    """The scaling dict, {} if missing. Raises CorruptError for another type."""
     scaling = h.extra.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
         raise CorruptError("rope_scaling is not an object")
@@ -561,7 +561,7 @@ def scaling_of(h: Hyperparams) -> dict[str, object]:
 
 
 def rotary_dim(h: Hyperparams) -> int | None:
-    """Rotated values of a head; None where the size of a head is unknown."""
+    """Rotated dimensions of a head; None if the head size is unknown."""
     part = as_float(h.extra.get("partial_rotary_factor"), "partial_rotary_factor")
     if h.head_dim is None or part is None:
         return h.head_dim
@@ -569,19 +569,19 @@ def rotary_dim(h: Hyperparams) -> int | None:
 
 
 def original_context(h: Hyperparams, scaling: Mapping[str, object]) -> int | None:
-    """Positions before stretching: of the scaling dict, of the config, else all positions."""
+    """Positions before scaling: from the scaling dict, the config, else all positions."""
     key = "original_max_position_embeddings"
     value = scaling.get(key) or h.extra.get(key) or h.max_position_embeddings
     return as_int(value, key)
 
 
 def mscale_of(factor: float, mscale: float = 1.0) -> float:
-    """Yarn's attention factor for a stretch of `factor`."""
+    """YaRN's attention factor for a scaling `factor`."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def attention_factor(h: Hyperparams, kind: str, scaling: Mapping[str, object]) -> float | None:
-    """What cosines and sines are multiplied with, as transformers computes it; None for the usual of yarn."""
+    """The factor of cosines and sines, as transformers computes it; None for YaRN's default."""
     for name in ("attention_factor", "attn_factor"):
         if (number := as_float(scaling.get(name), name)) is not None:
             return number if number > 0 else None
@@ -600,6 +600,6 @@ def attention_factor(h: Hyperparams, kind: str, scaling: Mapping[str, object]) -
 
 
 def reads_factors(row: Architecture, tensor: str) -> bool:
-    """Whether llama.cpp's loader and graph of the family read the tensor of rope factors."""
+    """Whether llama.cpp's loader and graph of the family read the rope factor tensor."""
     loader = loader_of(row.gguf)
     return loader is None or tensor in loader.rope_factors

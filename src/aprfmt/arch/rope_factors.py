@@ -1,4 +1,4 @@
-"""GGUF tensors of rope factors: what the frequencies of llama3, longrope and proportional scaling are divided by."""
+"""GGUF tensors of rope factors: the frequency divisors of llama3, longrope and proportional scaling."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from aprfmt.errors import RefusedError
 from aprfmt.io.jsonx import to_f32
 
 _NEVER = 1e30
-"""Divisor of a pair that is not rotated: its angle stays 0."""
+"""Divisor of an unrotated pair: its angle stays 0."""
 
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def factor_tensors(h: Hyperparams, arch: Architecture) -> dict[str, list[float]]:
-    """GGUF name -> divisors [rotated values of a head / 2] that this network needs; {} for most.
+    """GGUF name -> divisors [rotated dimensions / 2] of this network; {} for most.
 
-    Raises RefusedError for parameters that describe no frequencies, or lists of another length.
+    Raises RefusedError for invalid parameters, or lists of another length.
     """
     scaling = scaling_of(h)
     kind = str(scaling.get("rope_type", "default")).lower()
@@ -41,7 +41,9 @@ def factor_tensors(h: Hyperparams, arch: Architecture) -> dict[str, list[float]]
     if kind == "llama3" and reads_factors(arch, FREQS):
         factors = llama3_factors(theta, dim, scaling, h.max_position_embeddings)
         whole = (h.head_dim or 0) // 2 if halves_full(arch) else 0
-        return {FREQS: factors + [1.0] * (whole - len(factors))}  # llama.cpp wants as many as any layer rotates
+        return {
+            FREQS: factors + [1.0] * (whole - len(factors))
+        }  # llama.cpp expects the largest number of pairs of any layer
     if reads_factors(arch, FREQS) and (kind == "proportional" or arch.freqs_always):
         return {FREQS: _proportional(h, scaling)}
     if kind == "longrope" and reads_factors(arch, LONG):
@@ -50,7 +52,7 @@ def factor_tensors(h: Hyperparams, arch: Architecture) -> dict[str, list[float]]
 
 
 def listed_factors(scaling: Mapping[str, object], key: str, dim: int) -> list[float]:
-    """Divisors [dim / 2] of frequencies that `scaling` lists. Raises RefusedError for a list of another length."""
+    """Divisors [dim / 2] listed in `scaling`. Raises RefusedError for a list of another length."""
     values = scaling.get(key)
     if not isinstance(values, list) or len(values) * 2 != dim:
         raise RefusedError(f"rope {key} is not a list of {dim // 2} numbers")
@@ -58,7 +60,7 @@ def listed_factors(scaling: Mapping[str, object], key: str, dim: int) -> list[fl
 
 
 def _proportional(h: Hyperparams, scaling: Mapping[str, object]) -> list[float]:
-    """The first pairs are rotated as those of the whole head would be, the others not at all."""
+    """The first pairs are rotated as those of the whole head, the others not at all."""
     head = as_int(h.extra.get("global_head_dim"), "global_head_dim") or h.head_dim or 0
     if not 0 < head <= MAX_HEAD_DIM:
         raise RefusedError(f"cannot compute rotary frequencies for a head of {head} values")
@@ -71,7 +73,7 @@ def _proportional(h: Hyperparams, scaling: Mapping[str, object]) -> list[float]:
 
 
 def read_factor_tensors(h: Hyperparams, tensors: Mapping[str, Sequence[float]]) -> list[str]:
-    """Sets the rope scaling of a GGUF's factor tensors; gives warnings about those that mean nothing known."""
+    """Sets the rope scaling from a GGUF's factor tensors; returns warnings about unrecognized ones."""
     warnings = []
     freqs = tensors.get(FREQS)
     if freqs is not None and "factor" not in scaling_of(h) and not _read_proportional(h, freqs):
@@ -112,8 +114,8 @@ def llama3_factors(
 
     With f_i = theta^(-2i/d), wavelength w = 2 pi / f_i and original context c: w < c / high gives 1,
     w > c / low the factor, between them 1 / ((1 - s) / factor + s) with s = (c / w - low) / (high - low).
-    `context` (max_position_embeddings) is c where `scaling` names none, as in transformers.
-    Raises RefusedError for parameters that describe no frequencies, CorruptError for what is not a number.
+    `context` (max_position_embeddings) is c if `scaling` states none, as in transformers. Raises RefusedError for
+    invalid parameters, CorruptError for anything but numbers.
     """
     usual = {"original_max_position_embeddings": context} if context else {}
     defaults = {**_LLAMA3, **usual}
@@ -126,7 +128,7 @@ def llama3_factors(
         raise RefusedError("invalid llama3 rope parameters")
     factors = []
     for i in range(0, head_dim, 2):
-        # Rounded to float32 at every step, as the converter's tensors are: so the bytes are the same.
+        # Rounded to float32 at every step, like the converter's tensors: so the bytes are equal.
         frequency = to_f32(1 / to_f32(theta ** to_f32(i / head_dim)))
         wavelength = to_f32(to_f32(1 / frequency) * to_f32(2 * math.pi)) if frequency else math.inf
         if wavelength < original / high:
@@ -142,11 +144,13 @@ def llama3_factors(
 def infer_llama3(
     factors: Sequence[float], theta: float, head_dim: int, known: Mapping[str, object] | None = None
 ) -> dict[str, object] | None:
-    """A scaling dict that gives these factors; None if none does.
+    """A scaling dict that yields these factors; None if none does.
 
-    Low and high frequency factors and the context can be scaled together without a difference. As most models have
-    them, low and high are 1 and 4, or 1 and 1, as in Llama 4, and the context is the `known` one, 8192, or another
-    power of two; where none of these fits, the context is that of `known` or 8192, and both factors follow.
+    Low and high frequency factors and the context can be scaled together without effect. As in most models, low and
+    high are
+    assumed to be 1 and 4, or 1 and 1, as in Llama 4, and the context the `known` one, 8192, or another power of two; if
+    none of
+    these matches, the context is `known` or 8192, and both factors follow.
     """
     if len(factors) * 2 != head_dim or not factors or not all(map(math.isfinite, factors)) or max(factors) <= 1:
         return None
@@ -168,10 +172,11 @@ def infer_llama3(
 def _fitted_llama3(
     factors: Sequence[float], theta: float, head_dim: int, context: int
 ) -> Iterator[tuple[float, float, int]]:
-    """(low, high, context) that may give the factors, of the line through those between 1 and the largest.
+    """Candidates (low, high, context) for the factors, from the line through those between 1 and the largest.
 
-    There 1 / factor is linear in 1 / wavelength. One such factor, or none, leaves a choice of lines: those are tried
-    that begin between it and the next.
+    There 1 / factor is linear in 1 / wavelength. One such factor, or none, leaves a choice of lines: those that start
+    between
+    it and the next are tried.
     """
     largest = max(factors)
     waves = [2 * math.pi * theta ** (2 * i / head_dim) for i in range(len(factors))]

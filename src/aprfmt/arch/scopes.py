@@ -1,4 +1,4 @@
-"""The keys of a row for one network: what absent ones mean, where values are held, and what follows from them."""
+"""The keys of a row for one network: defaults, where values are stored, and derived values."""
 
 from __future__ import annotations
 
@@ -16,30 +16,29 @@ KEPT = (
     "attention_bias", "mlp_bias", "pad_token_id", "quantization_config", "num_nextn_predict_layers",
     "original_max_position_embeddings", "mixer_rms_eps", "rescale_prenorm_residual",
 )  # fmt: skip
-"""config.json keys, beside those of a row, that are kept in Hyperparams.extra where a config has them."""
+"""config.json keys, in addition to those of a row, that are kept in Hyperparams.extra if present."""
 
-# Read and written by other code than the keys of a row.
+# Read and written elsewhere, not by the keys of a row.
 _ELSEWHERE = frozenset(("tie_word_embeddings", *TOKEN_IDS, *rope.NAMES))
 _VOCAB = Key("vocab_size", FIELD["vocab_size"].hf, field="vocab_size")
 _OTHER_DRAFTS = Converter(nothing, lambda value, scope: value or DEFAULT)
 DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=_OTHER_DRAFTS)
-"""How many layers behind the network's own predict further tokens; of a family without a key of its own, a GGUF that
-is created holds none."""
+"""The number of MTP layers; for a family without a key of its own, a new GGUF has none."""
 
 
 def drafts_key(row: Architecture | None) -> Key:
-    """The family's key of the number of draft layers."""
+    """The family's key of the number of MTP layers."""
     own = (key for key in row.keys if key.gguf == DRAFTS.gguf) if row is not None else ()
     return next(iter(own), DRAFTS)
 
 
 def full_key(row: Architecture, suffix: str) -> str:
-    """A GGUF key in full: behind the architecture's name, but for those that no family has for itself."""
+    """A full GGUF key: prefixed with the architecture, except keys that are not specific to a family."""
     return suffix if suffix.startswith(WHOLE_KEYS) else f"{row.gguf}.{suffix}"
 
 
 def defaults_of(row: Architecture | None, *model_types: str | None) -> dict[str, object]:
-    """What absent config.json keys mean for the first of the model types that the row knows."""
+    """The defaults for the first of the model types that the row knows."""
     if row is None:
         return {}
     own = next((row.defaults[name] for name in model_types if name and name in row.defaults), None)
@@ -49,7 +48,7 @@ def defaults_of(row: Architecture | None, *model_types: str | None) -> dict[str,
 
 
 def keys_of(row: Architecture, defaults: Mapping[str, object]) -> Iterator[Key]:
-    """The row's keys, the vocabulary's size, then plain config.json keys that the row names in its defaults only."""
+    """The row's keys, the vocabulary's size, then plain config.json keys that only the row's defaults name."""
     yield from row.keys
     if not any(key.field == "vocab_size" for key in row.keys):
         yield _VOCAB
@@ -72,19 +71,19 @@ def read_config(
     *,
     null_is_absent: bool = False,
 ) -> None:
-    """Sets each key's value by a config.json, else by the defaults; then normalizes all of them."""
+    """Sets each key's value from a config.json, else the default; then normalizes all of them."""
     for scope in scopes:
         value, found = look_up(config, scope.key.hf)
         if not found or (null_is_absent and value is None):
             value, _ = look_up(defaults, scope.key.hf)
         elif value is None and scope.key.constant is True:
-            value = False  # of a switch that is on by default, null is off
+            value = False  # for a switch that is on by default, null is off
         scope.put(scope.key.constant if value is None else value)
     normalize(scopes)
 
 
 def take(scope: Scope, value: object) -> None:
-    """Sets what a converter gave back."""
+    """Sets the result of a converter."""
     key = scope.key
     if isinstance(value, ConfigKeys):
         by_name = {name: known for known in scope.row.keys for name in known.hf}
@@ -92,8 +91,8 @@ def take(scope: Scope, value: object) -> None:
             replace(scope, key=by_name.get(name, Key("", (name,)))).put(item)
     elif value is not DEFAULT:
         scope.put(value)
-    # A number of the network that a GGUF does not give is unknown, whatever transformers would assume;
-    # what another key has set stays.
+    # A hyper-parameter that a GGUF lacks is unknown, whatever transformers' default;
+    # a value set by another key is kept.
     elif not (key.field and key.gguf) and not (key.hf and key.hf[0] in scope.h.extra):
         default, _ = look_up(scope.defaults, key.hf)
         if default is not None:
@@ -101,7 +100,7 @@ def take(scope: Scope, value: object) -> None:
 
 
 def normalize(scopes: Sequence[Scope]) -> None:
-    """Brings the values of a config.json, all of which are read, into the form in which they are held."""
+    """Converts the values of a config.json, all of which are read, into their stored form."""
     for scope in scopes:
         convert = converter_of(scope.key).normalize
         if convert is not None and (value := convert(scope.value, scope)) is not DEFAULT:
@@ -109,7 +108,7 @@ def normalize(scopes: Sequence[Scope]) -> None:
 
 
 def fill(h: Hyperparams, scopes: Sequence[Scope]) -> None:
-    """Sets what follows from other numbers: sizes, then heads, which need sizes, then what is counted in those."""
+    """Sets derived values: sizes, then heads, which need sizes, then what is counted in those."""
     for only_sizes in (True, False):
         for scope in scopes:
             derive = converter_of(scope.key).derive
@@ -120,7 +119,7 @@ def fill(h: Hyperparams, scopes: Sequence[Scope]) -> None:
 
 
 def derive_heads(h: Hyperparams) -> None:
-    """As many key-value heads as heads, and heads of equal size, where nothing else is said."""
+    """By default as many key-value heads as heads, and heads of equal size."""
     if h.num_kv_heads is None:
         h.num_kv_heads = h.num_heads
     if h.head_dim is None:

@@ -1,4 +1,4 @@
-"""The architecture table: every family that this package knows, and how it is found."""
+"""The architecture table: every family, and how it is recognized."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from aprfmt.arch.row import Architecture, Listed, Tower, Wrapper
 from aprfmt.arch.wrappers import WRAPPERS
 
 LISTED: Mapping[str, Listed] = listed()
-"""Row id -> what the row is found by, in the order of the table."""
+"""Row id -> how the row is recognized, in the order of the table."""
 
 _A = TypeVar("_A", bound=Architecture)
 
 
 class _Rows(Mapping[str, _A], Generic[_A]):
-    """The rows themselves; the file of one is imported when it is wanted."""
+    """The rows themselves; a row's file is imported on demand."""
 
     def __init__(self, load: Callable[[str], tuple[_A, ...]], *, towers: bool = False) -> None:
         self._load, self._towers = load, towers
@@ -51,11 +51,13 @@ def find(
     part_class: str | None = None,
     part_type: str | None = None,
 ) -> Architecture | None:
-    """The row that a class name, else a model type, else a GGUF architecture names; None if none of them is known.
+    """The row of a class name, else a model type, else a GGUF architecture; None if all are unknown.
 
-    `config` (a config.json) decides between rows that share a class. `part_class` and `part_type` are the class and
-    the model type that the config of a wrapper names for its language model: they count before the wrapper's, and
-    where they are not known, there is no row.
+    `config` (a config.json) decides between rows that share a class. `part_class` and `part_type` are the class and the
+    model
+    type of the nested language model config of a wrapper: they take precedence over the wrapper's, and if they are
+    unknown,
+    the result is None.
     """
     wrapper = wrapper_of(hf_class, model_type)
     for key, field in (
@@ -74,12 +76,12 @@ def find(
 
 
 def wrapper_of(hf_class: str | None, model_type: str | None = None) -> Wrapper | None:
-    """The wrapper of that class, or of that model type where the class names none."""
+    """The wrapper of that class, or of that model type if the class has none."""
     return _wrappers("hf_class").get(hf_class or "") or _wrappers("model_type").get(model_type or "")
 
 
 def classes_of(row: Architecture) -> tuple[str, ...]:
-    """Every class that is known to hold a network of the row: its own, then those of wrappers around it."""
+    """Every class that may contain a network of the row: its own, then those of wrappers around it."""
     return (*row.hf_classes, *(w.hf_class for w in WRAPPERS if row.id in (w.row, *w.instead.values())))
 
 
@@ -98,7 +100,7 @@ def lookup(word: str) -> Architecture | None:
 
 
 def nearest(word: str) -> str | None:
-    """The known name that looks most like `word`; None where none comes close."""
+    """The most similar known name; None if none is similar."""
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(word, list(_names()), n=1)), None)
@@ -112,8 +114,10 @@ def _names() -> Iterator[str]:
 
 
 def find_gguf(kv: Mapping[str, object], tensor_names: Collection[str] | None = None) -> Architecture | None:
-    """The row of a GGUF with these key-value pairs; among rows that share a name, the one whose `when`
-    holds, and of several the one with most conditions."""
+    """The row of a GGUF with these key-value pairs; of rows that share a name, the one whose `when` holds, and of
+    several the one
+    with most conditions.
+    """
     name = kv.get("general.architecture")
     rows = [row for row in LISTED.values() if row.gguf == name]
     special = [row for row in rows if row.when and is_gguf_of(row, kv, tensor_names)]
@@ -124,7 +128,7 @@ def find_gguf(kv: Mapping[str, object], tensor_names: Collection[str] | None = N
 
 @cache
 def _index(field: str) -> dict[str, list[Listed]]:
-    """Names of a field -> rows, those without `hf_when` first."""
+    """Names in a field -> rows, those without `hf_when` first."""
     index: dict[str, list[Listed]] = {}
     for row in sorted(LISTED.values(), key=lambda row: bool(row.hf_when)):
         for name in getattr(row, field):

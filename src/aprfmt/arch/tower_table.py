@@ -1,4 +1,4 @@
-"""The table of towers: which one a config.json or a `clip` GGUF has, and its hyper-parameters, both ways."""
+"""The tower table: finds the tower of a config.json or a `clip` GGUF, and converts its hyper-parameters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from aprfmt.arch.scopes import defaults_of, fill, read_config
 from aprfmt.arch.table import TOWERS
 
 PREPROCESSOR = "preprocessor_config"
-"""The object under which a tower's keys find what preprocessor_config.json and processor_config.json say."""
+"""The object under which a tower's keys find preprocessor_config.json and processor_config.json."""
 
 
 def find_tower(config: Mapping[str, object]) -> Tower | None:
-    """The tower of a config.json, by its class, else its model type; None for one that has none in the table."""
+    """The tower of a config.json, by its class, else its model type; None if unknown."""
     hf_class, model_type = first_class(config), as_text(config.get("model_type"))
     for name, names in ((hf_class, "hf_classes"), (model_type, "model_types")):
         found = [row for row in listed(towers=True).values() if name is not None and name in getattr(row, names)]
@@ -39,7 +39,7 @@ def find_tower_gguf(
 
 
 def from_config(config: Mapping[str, object], row: Tower, hidden_size: int | None) -> Hyperparams:
-    """The tower's hyper-parameters by a config.json with PREPROCESSOR in it; absent keys have the row's defaults.
+    """The tower's hyper-parameters from a config.json with PREPROCESSOR in it; absent keys have the row's defaults.
 
     `hidden_size` is the width of the language model. Raises CorruptError.
     """
@@ -54,7 +54,7 @@ def from_config(config: Mapping[str, object], row: Tower, hidden_size: int | Non
 
 
 def missing_keys(h: Hyperparams, row: Tower) -> list[str]:
-    """Paths of config keys that the tower's GGUF needs and that neither the source nor the row's defaults give."""
+    """Paths of config keys that the tower's GGUF needs and that neither the source nor the row's defaults provide."""
     return [
         key.hf[0]
         for key in row.keys
@@ -63,7 +63,7 @@ def missing_keys(h: Hyperparams, row: Tower) -> list[str]:
 
 
 def to_config(h: Hyperparams, row: Tower) -> dict[str, object]:
-    """What a config.json says of the tower, with PREPROCESSOR in it."""
+    """The tower's part of a config.json, with PREPROCESSOR in it."""
     config: dict[str, object] = {}
     for path, value in row.config.items():
         set_path(config, path, value)

@@ -18,14 +18,15 @@ _HOW = {
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What is known of one row.
+    """The verification of one row.
 
     Attributes:
-        against: TRANSFORMERS, whose logits llama.cpp gives, or CONVERTER, whose GGUF is ours, where transformers has no
-            such network.
-        cases: models of the family that were converted there and back, each in other options of its config.
-        right: those of them with everything right.
-        refused: those that llama.cpp cannot compute, which an export says.
+        against: TRANSFORMERS if logits are compared, or CONVERTER if only the converter's GGUF is, because transformers
+            lacks the
+            network.
+        cases: models of the family that were converted both ways, each with other config options.
+        right: those with everything right.
+        refused: those that llama.cpp cannot compute, which an export reports.
     """
 
     against: str

@@ -1,7 +1,8 @@
-"""Wrappers: networks that hold a language model of the table beside towers, projectors and codecs. Data only.
+"""Wrappers: networks that contain a language model of the table besides towers, projectors and codecs. Data only.
 
-Where the config.json of a network has a part for the language model (arch.converter.language_part), that part decides
-the row, whether the whole is listed here or not. What is listed is known by name, and says what its part does not.
+If a config.json has a nested config for the language model (arch.converter.language_part), that decides the row,
+whether
+the wrapper is listed here or not. The list covers names, and what the nested config does not state.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ BEGINNINGS = (
     *("language_model.", "model.language_model.", "model.text_model.", "thinker.", "llm.", "text_decoder."),
     *("transformer.", "pretrained_model.", "lfm."),
 )
-"""How wrappers begin the names of their language model, and classes with another head those of their network."""
+"""Name prefixes of a wrapper's language model, and of classes with another head."""
 WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("Qwen2AudioForConditionalGeneration", "qwen2_audio", "qwen2"),
     Wrapper("AudioFlamingo3ForConditionalGeneration", "audioflamingo3", "qwen2"),

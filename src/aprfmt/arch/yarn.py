@@ -1,8 +1,8 @@
-"""How llama.cpp and transformers scale attention when positions are stretched: two numbers each, and the way between.
+"""How llama.cpp and transformers scale attention under RoPE scaling: two numbers each, and the conversion.
 
-With f the stretch and m(x) = 1 + 0.1 x ln f, transformers multiplies cosines and sines by T, and the scores of latent
-attention by S squared. A GGUF has L (`rope.scaling.yarn_log_multiplier`) and r (`rope.scaling.attn_factor`), of which
-llama.cpp makes
+With f the scaling factor and m(x) = 1 + 0.1 x ln f, transformers multiplies cosines and sines by T, and the scores of
+latent attention by S squared. A GGUF has L (`rope.scaling.yarn_log_multiplier`) and r (`rope.scaling.attn_factor`),
+from which llama.cpp computes
 
     T = r m(1)/m(L) under yarn (T = r in `deepseek2` where L is not 0), T = r under a linear scaling;
     S = T m(L) under yarn, S = r m(1) m(L) under a linear scaling, in networks whose graph scales scores; else S = 1.
@@ -17,13 +17,13 @@ from aprfmt.arch.loaders import loader_of
 LOG_KEY = "rope.scaling.yarn_log_multiplier"
 
 _OF_ONE_MSCALE = ("deepseek2",)
-"""Architectures for which llama.cpp takes `mscale` for equal to `mscale_all_dim`."""
+"""Architectures for which llama.cpp assumes `mscale` equal to `mscale_all_dim`."""
 
 _LINEAR = ("deepseek2", "mistral4")
 """Architectures with scaled scores whose linear scaling agrees with transformers'."""
 
 _WHOLE_LOG = ("mistral3",)
-"""Architectures whose key holds L; that of the others holds a tenth of it."""
+"""Architectures whose key is L; for the others it is a tenth of it."""
 
 _EXACT = 1e-6
 
@@ -35,23 +35,23 @@ def scales_scores(gguf: str) -> bool:
 
 
 def reads_log(gguf: str) -> bool:
-    """Whether llama.cpp reads L of the architecture; without it L is 0."""
+    """Whether llama.cpp reads L for the architecture; otherwise L is 0."""
     loader = loader_of(gguf)
     return loader is None or LOG_KEY in loader.optional | loader.required
 
 
 def log_unit(gguf: str) -> float:
-    """What L is multiplied by in a GGUF's key."""
+    """The factor of L in a GGUF's key."""
     return 0.1 if gguf not in _WHOLE_LOG else 1.0
 
 
 def same(a: float, b: float) -> bool:
-    """Whether two factors are equal but for rounding."""
+    """Whether two factors are equal up to rounding."""
     return math.isclose(a, b, rel_tol=_EXACT)
 
 
 def to_runtime(gguf: str, kind: str, factor: float, t: float, s: float, log: float) -> tuple[float, float] | None:
-    """(L, r) that give (T, S); None where llama.cpp's network cannot have them.
+    """(L, r) that yield (T, S); None if llama.cpp's network cannot express them.
 
     `log` is the L of a network without scaled scores, where any would do.
     """
@@ -71,7 +71,7 @@ def to_runtime(gguf: str, kind: str, factor: float, t: float, s: float, log: flo
 
 
 def from_runtime(gguf: str, kind: str, factor: float, log: float, attention: float) -> tuple[float, float]:
-    """(T, S) that llama.cpp makes of (L, r)."""
+    """(T, S) that llama.cpp computes from (L, r)."""
     t = attention * _usual(gguf, kind, factor, log)
     if not scales_scores(gguf):
         return t, 1.0
@@ -92,7 +92,7 @@ def _usual(gguf: str, kind: str, factor: float, log: float) -> float:
 
 
 def ramp(n_dims: int, base: float, original: int, betas: tuple[float, float], *, whole: bool) -> list[float]:
-    """How much of the stretched frequency each pair of a head gets, 0 to 1; `whole` rounds the ends of the ramp."""
+    """The interpolation weight of each pair of a head, 0 to 1; `whole` rounds the bounds of the ramp."""
     low, high = (n_dims * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base)) for beta in betas)
     if whole:
         low, high = math.floor(low), math.ceil(high)

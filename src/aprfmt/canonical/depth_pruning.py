@@ -303,8 +303,7 @@ def _leading(stack: _Stack, name: str, value: int) -> int:
 
 
 def _set_trailing(stack: _Stack, h: Hyperparams) -> None:
-    """Sets the number of trailing layers with shared keys and values. Raises RefusedError unless they remain the last.
-    """
+    """Sets the number of trailing layers with shared keys and values. Raises RefusedError if others would follow."""
     if not (shared := _int(stack.h(0), TRAILING)):
         return
     among = [layer >= stack.n_layers(m) - _int(stack.h(m), TRAILING) for m, layer in stack.layers]

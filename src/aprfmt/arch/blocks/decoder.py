@@ -15,14 +15,14 @@ from aprfmt.arch.hyperparams import FIELD
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 
 
-# What follows `hf` and `gguf`. A thousand rows are made whenever a model is looked at: `replace` is too slow.
+# The fields after `hf` and `gguf`. A thousand rows are created per model: `replace` is too slow.
 _rest = attrgetter(*(field.name for field in fields(TensorRow)[2:]))
 PAIRS = {"q": ("swap:heads,2,head_dim/2",), "kv": ("swap:kv_heads,2,head_dim/2",)}
 """Row orders of llama's Q and K: Hugging Face rotates halves of a head against each other, GGUF neighbours."""
 
 
 class More(TypedDict, total=False):
-    """Fields of a TensorRow that a building block passes on."""
+    """Fields of a TensorRow that a building block passes through."""
 
     layers: str
     order: tuple[str, ...]
@@ -38,7 +38,7 @@ class More(TypedDict, total=False):
 
 
 class Classes(TypedDict):
-    """Fields of an Architecture: how its classes and model types are called."""
+    """Fields of an Architecture: its classes and model types."""
 
     hf_class: str
     model_type: str
@@ -50,19 +50,19 @@ class Classes(TypedDict):
 def tensor(
     hf: str, gguf: str, dims: str, need: str = REQUIRED, gguf_dims: tuple[str, ...] = (), **more: Unpack[More]
 ) -> TensorRow:
-    """One tensor that is the same on both sides, but for what other fields of TensorRow say."""
+    """A tensor that is the same on both sides, apart from the given TensorRow fields."""
     return TensorRow((hf,), (gguf,), (dims,), need, gguf_dims, **more)
 
 
 def split(hf: str, dims: str, gguf: dict[str, str], need: str = REQUIRED, **more: Unpack[More]) -> TensorRow:
-    """One tensor of a checkpoint that is several in a GGUF: their names and shapes."""
+    """One tensor of a checkpoint that is split into several in a GGUF: their names and shapes."""
     return TensorRow((hf,), tuple(gguf), (dims,), need, tuple(gguf.values()), **more)
 
 
 def linear(
     hf: str, gguf: str, dims: str, bias: str | None = None, need: str = REQUIRED, **more: Unpack[More]
 ) -> tuple[TensorRow, ...]:
-    """Weight [out, in] of a linear layer and, where `bias` names its need, the bias [out]."""
+    """The weight [out, in] of a linear layer and, if `bias` names its need, the bias [out]."""
     weight = tensor(f"{hf}.weight", f"{gguf}.weight", dims, need, **more)
     if bias is None:
         return (weight,)
@@ -80,7 +80,7 @@ def norm(
     value: str = "",
     layers: str = "",
 ) -> tuple[TensorRow, ...]:
-    """Weight of a normalisation and, where `bias` names its need, the bias."""
+    """The weight of a norm and, if `bias` names its need, the bias."""
     return linear(hf, gguf, dim, bias, need, value=value, layers=layers)
 
 
@@ -90,12 +90,12 @@ def embedding(hf: str = "model.embed_tokens") -> TensorRow:
 
 
 def final_norm(hf: str = "model.norm", bias: str | None = None, value: str = "") -> tuple[TensorRow, ...]:
-    """The normalisation before the head."""
+    """The norm before the head."""
     return norm(hf, "output_norm", bias=bias, value=value)
 
 
 def head(hf: str = "lm_head", bias: str | None = None) -> tuple[TensorRow, ...]:
-    """The output head, absent where it is the embedding."""
+    """The output head, absent if tied to the embedding."""
     return linear(hf, "output", "vocab,hidden", bias, HEAD)
 
 
@@ -112,7 +112,8 @@ def attention(
     """Separate Q, K, V and output projections.
 
     `permuted` is for llama's rotary order. `qk_norm` is the length of the norms of Q and K: "head_dim", or "q", which
-    for K means "kv".
+    for K
+    means "kv".
     """
     q, k = (PAIRS["q"], PAIRS["kv"]) if permuted else ((), ())
     k_norm = "kv" if qk_norm == "q" else qk_norm
@@ -150,7 +151,7 @@ def plain_mlp(bias: str | None, up: str, down: str) -> tuple[TensorRow, ...]:
 def experts(
     hf: str = "mlp.experts.{e}.", names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"), layers: str = ""
 ) -> tuple[TensorRow, ...]:
-    """One gate, up and down projection an expert, of width moe_ffn; GGUF stacks them."""
+    """One gate, up and down projection per expert, of width moe_ffn; GGUF stacks them."""
     gate, up, down = names
     return (
         tensor(f"{hf}{gate}.weight", "ffn_gate_exps.weight", "moe_ffn,hidden", layers=layers),
@@ -172,8 +173,9 @@ def fused_experts(gate_up: str, down: str, layers: str = "") -> tuple[TensorRow,
 def block(
     *rows: TensorRow, hf: str = "model.layers.{n}.", gguf: str = "blk.{n}.", depth: str = "layers", first: str = ""
 ) -> tuple[TensorRow, ...]:
-    """Rows of a layer: their names get the prefixes; `depth` is how many layers there are, `first` the number of the
-    first in a GGUF."""
+    """Rows of a layer: their names get the prefixes; `depth` is the number of layers, `first` the GGUF index of the
+    first one.
+    """
 
     def named(row: TensorRow) -> TensorRow:
         names = (tuple(hf + name for name in row.hf), tuple(gguf + name for name in row.gguf))
@@ -185,12 +187,12 @@ def block(
 
 
 def optional(*rows: TensorRow) -> tuple[TensorRow, ...]:
-    """The rows, none of them required."""
+    """The rows, all optional."""
     return tuple(replace(row, need=OPTIONAL) for row in rows)
 
 
 def number(name: str) -> Key:
-    """The key of a typed number of Hyperparams, with the spellings that any family may have."""
+    """The key of a typed Hyperparams field, with the spellings that any family may have."""
     f = FIELD[name]
     return Key(f.gguf, f.hf, f.kind, f.name)
 
@@ -202,28 +204,28 @@ RMS_EPS = number("rms_norm_eps")
 LAYER_EPS = Key("attention.layer_norm_epsilon", ("layer_norm_eps", "layer_norm_epsilon"), "f32", field="rms_norm_eps")
 EPSILON = replace(LAYER_EPS, hf=("layer_norm_epsilon",))
 ROPE = Key("rope", converter=rope_keys)
-"""Stands for the rope keys: freq_base, scaling.*, dimension_sections, the sliding layers' own; see arch.rope."""
+"""Placeholder for the rope keys: freq_base, scaling.*, dimension_sections, those of sliding layers; see arch.rope."""
 ROPE_DIM = Key("rope.dimension_count", converter=rotary_dim)
-"""Rotated values of a head: head_dim x partial_rotary_factor."""
+"""Rotated dimensions of a head: head_dim x partial_rotary_factor."""
 HEAD_DIM = replace(number("head_dim"), converter=head_dim)
-"""Stands for key_length and value_length; written where the config names a head size or it is not hidden / heads."""
+"""Placeholder for key_length and value_length; written if the config states a head size or it is not hidden / heads."""
 VOCAB = number("vocab_size")
 NO_WINDOW = Difference(
     "llama.cpp ignores the sliding window: logits differ for texts longer than {window} tokens",
     "window", beyond="window",
 )
 WHOLE_HEADS = Key("", converter=whole_heads)
-"""llama.cpp takes projections of hidden_size values only."""
+"""llama.cpp requires projections of hidden_size values."""
 WINDOW = Key("attention.sliding_window", ("sliding_window",), converter=window)
 PAD = Key("", ("pad_token_id",), converter=pad_token)
-"""For families whose configs name a padding token where they are silent; a GGUF keeps it with the tokenizer."""
+"""For families whose configs state a padding token by default; a GGUF stores it with the tokenizer."""
 SLIDING_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=sliding_layers)
 ALWAYS_WINDOW = Key("attention.sliding_window", ("sliding_window",))
-"""The window of families whose layers say by their type whether they have it."""
+"""The sliding window of families whose layer types say which layers use it."""
 WINDOW_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=layer_types)
-"""Which layers have a window, by `layer_types`."""
+"""Which layers have a sliding window, by `layer_types`."""
 KV_HEADS_BY_LAYER = replace(GROUPED, kind="i32[]", converter=attention_layers, needed=REQUIRED)
-"""KV heads by layer, 0 where a layer has no attention: so a GGUF tells the kinds of layers."""
+"""KV heads per layer, 0 for layers without attention: so a GGUF states the layer types."""
 EXPERTS = tuple(map(number, ("num_experts", "num_experts_per_tok", "moe_intermediate_size")))
 DECODER: tuple[Key, ...] = (*DIMS, GROUPED, ROPE, RMS_EPS, HEAD_DIM)
 """Keys of a plain decoder with grouped-query attention, rotary positions and RMS norms."""
@@ -236,12 +238,12 @@ def rename(keys: tuple[Key, ...], **hf: tuple[str, ...] | str) -> tuple[Key, ...
 
 
 def convert(keys: tuple[Key, ...], **by: Converter) -> tuple[Key, ...]:
-    """`keys`, those of some fields with a converter: convert(DIMS, intermediate_size=four_hidden)."""
+    """`keys` with a converter for some fields: convert(DIMS, intermediate_size=four_hidden)."""
     return tuple(replace(key, converter=by[key.field]) if key.field in by else key for key in keys)
 
 
 def hf_names(stem: str, model_type: str, *more: str, end: str = "ForCausalLM", also: tuple[str, ...] = ()) -> Classes:
-    """What transformers calls the classes of a family, after `stem` ("Qwen2"); `more` stems are known beside it.
+    """The transformers classes of a family with the prefix `stem` ("Qwen2"); `more` prefixes are accepted too.
 
     `also` are further model types.
     """
@@ -254,7 +256,7 @@ def hf_names(stem: str, model_type: str, *more: str, end: str = "ForCausalLM", a
 
 
 def class_names(*names: str, types: tuple[str, ...], bare: tuple[str, ...] = ()) -> Classes:
-    """Classes and model types that have no stem in common, the first of each in a new config.json."""
+    """Classes and model types without a common prefix, the first of each for a new config.json."""
     return {
         "hf_class": names[0], "model_type": types[0], "hf_classes": names, "bare_classes": bare, "model_types": types,
     }
@@ -263,21 +265,21 @@ def class_names(*names: str, types: tuple[str, ...], bare: tuple[str, ...] = ())
 def variant(
     base: Architecture, id: str, gguf: str, classes: Classes, *keys: Key, without: tuple[str, ...] = (), when: str = ""
 ) -> Architecture:
-    """The network of `base` under other names, with more keys and without those of some config.json names.
+    """The network of `base` under other names, with additional keys and without some config.json names.
 
-    Change further fields by `replace(variant(...), FIELD=...)`.
+    Change further fields with `replace(variant(...), FIELD=...)`.
     """
     kept = (key for key in base.keys if not {*key.hf} & {*without})
     return replace(base, id=id, gguf=gguf, **classes, keys=(*kept, *keys), when=when, hf_when="", other_names=())
 
 
 def needs(*names: str) -> tuple[Key, ...]:
-    """GGUF keys that other keys of the row write and that no file may lack (see Key.needed)."""
+    """GGUF keys that other keys of the row write and that every file needs (see Key.needed)."""
     return tuple(Key(name, needed=REQUIRED) for name in names)
 
 
 def flag(name: str) -> Key:
-    """A switch of config.json for which a GGUF has no key: its tensors tell."""
+    """A boolean of config.json without a GGUF key: the GGUF's tensors tell."""
     return Key("", (name,), "bool")
 
 
@@ -285,7 +287,7 @@ _GELUS = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "
 
 
 def gelu(name: str = "hidden_act") -> Key:
-    """The activation: GELU in any of its approximations, since the runtime has one for all of them."""
+    """The activation: any approximation of GELU, since the runtime has a single one."""
     return Key("", (name,), "str", allowed=_GELUS)
 
 
@@ -293,7 +295,7 @@ _KINDS = {bool: "bool", int: "u32", float: "f32", str: "str", list: "i32[]"}
 
 
 def must_be(name: str, value: object) -> Key:
-    """A config.json key for which llama.cpp's network knows one value only; another cannot become a GGUF."""
+    """A config.json key for which llama.cpp's network supports one value only; others are refused on export to GGUF."""
     return Key("", (name,), _KINDS[type(value)], constant=value)
 
 
@@ -307,7 +309,7 @@ def network(
     norm_value: str = "",
     head_bias: str | None = None,
 ) -> tuple[TensorRow, ...]:
-    """An embedding, layers of these rows, a norm and a head, under the names that most decoders give them."""
+    """An embedding, layers of these rows, a norm and a head, with the usual names of decoders."""
     first, end = embedding(embed), final_norm(last, norm_bias, norm_value)
     return (first, *block(*layer, hf=hf), *end, *head(out, head_bias))
 
@@ -315,7 +317,7 @@ def network(
 def decoder(
     *attention_rows: TensorRow, mlp: tuple[TensorRow, ...] = (), norm_bias: str | None = None
 ) -> tuple[TensorRow, ...]:
-    """A decoder that normalises the inputs of attention and MLP; the MLP is a gated one where `mlp` is empty."""
+    """A pre-norm decoder; the MLP is gated if `mlp` is empty."""
     return network(
         *norm("input_layernorm", "attn_norm", bias=norm_bias), *attention_rows,
         *norm("post_attention_layernorm", "ffn_norm", bias=norm_bias), *(mlp or gated_mlp()), norm_bias=norm_bias,
@@ -332,7 +334,7 @@ def fused_mlp() -> tuple[TensorRow, ...]:
 
 
 def layer_eps(*names: str) -> Key:
-    """The key of the epsilon of layer norms, by these config.json names first."""
+    """The epsilon of layer norms, with these config.json names first."""
     return replace(LAYER_EPS, hf=(*names, *LAYER_EPS.hf))
 
 
@@ -340,7 +342,7 @@ LLAMA_KEYS = (*DECODER, VOCAB, ROPE_DIM)
 
 
 def post_norm_decoder(*attention_rows: TensorRow) -> tuple[TensorRow, ...]:
-    """A decoder that normalises what attention and MLP give, not what they take."""
+    """A post-norm decoder: norms after attention and MLP instead of before."""
     return network(
         *attention_rows, *norm("post_attention_layernorm", "post_attention_norm"), *gated_mlp(),
         *norm("post_feedforward_layernorm", "post_ffw_norm"),

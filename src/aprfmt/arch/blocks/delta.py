@@ -16,7 +16,7 @@ _INNER = f"{_HEADS}*{_SIZE}"
 def delta_attention(
     *gates: TensorRow, heads: str = _HEADS, size: str = _SIZE, kernel: str = _KERNEL, hf: str = "self_attn."
 ) -> tuple[TensorRow, ...]:
-    """A delta net whose state decays channel by channel; each of Q, K and V goes through a convolution of its own."""
+    """Delta attention with a decay per channel; Q, K and V each go through a convolution of their own."""
     inner = f"{heads}*{size}"
     wide = f"{inner},1,{kernel}"
     rows = (
@@ -32,7 +32,7 @@ def delta_attention(
 
 
 def low_rank(name: str) -> tuple[TensorRow, ...]:
-    """A projection by way of as many values as a head has."""
+    """A low-rank projection with the rank of the head size."""
     return (
         *linear(f"{name}_a_proj", f"ssm_{name}_a", f"{_SIZE},hidden"),
         *linear(f"{name}_b_proj", f"ssm_{name}_b", f"{_INNER},{_SIZE}"),

@@ -8,19 +8,19 @@ from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow
 
 
 ENCODER = (Key("attention.causal", kind="bool", constant=False), Key("pooling_type", ("pooling",), converter=pooling))
-"""Keys of every encoder; `pooling` is what a sentence-transformers folder says beside config.json."""
+"""Keys of every encoder; `pooling` comes from a sentence-transformers folder."""
 POOLED = Key("pooling_type", ("pooling",), converter=pooling_of_modules)
-"""The same for all other families: llama.cpp pools the hidden states of any network, where it is asked for them."""
+"""The same for all other families: llama.cpp can pool the hidden states of any network."""
 TYPES = Key("tokenizer.ggml.token_type_count", ("type_vocab_size",), needed=REQUIRED)
-"""Rows of the token type embedding, which the runtime wants to know of the tokenizer."""
+"""Number of token types, which llama.cpp reads with the tokenizer."""
 HEADS = ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")
-"""Endings of the class names of networks with something on top of the encoder that a GGUF has no place for."""
+"""Suffixes of encoder classes with a head that a GGUF cannot store."""
 
 
 def hf_only(dims: str, *names: str) -> tuple[TensorRow, ...]:
-    """What only checkpoints may have (poolers, heads, classifiers): weights of `dims`, and biases.
+    """Tensors that only checkpoints may have (poolers, heads, classifiers): weights of `dims`, and biases.
 
-    A name that ends in ".bias" stands for that tensor alone.
+    A name that ends in ".bias" means that tensor only.
     """
     rows: list[TensorRow] = []
     for name in names:

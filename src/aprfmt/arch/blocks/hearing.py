@@ -1,4 +1,4 @@
-"""Building blocks of rows: Whisper's encoder and what towers put behind it."""
+"""Building blocks of rows: Whisper's encoder and its projectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ D_MODEL = ("d_model", "encoder_ffn_dim", "encoder_layers")
 
 
 def own_sizes(config: str, *, own: bool = False) -> tuple[Key, ...]:
-    """Sizes of the encoder in the object `config`, under Whisper's names or those of most transformers."""
+    """Sizes of the encoder in the object `config`, under Whisper's names or the usual ones of transformers."""
     if own:
         return sizes("audio", config)
     return sizes(
@@ -59,7 +59,7 @@ def whisper(
     last: str = "layer_norm",
     mel: str = "num_mel_bins",
 ) -> tuple[TensorRow, ...]:
-    """The encoder; `positions` tells whether a checkpoint holds them, though they follow from a formula."""
+    """The encoder; `positions` tells whether a checkpoint stores them, although a formula yields them."""
     table = tensor(f"{hf}embed_positions.weight", "a.position_embd.weight", f"max_source_positions,{width}")
 
     def convolution(n: int, n_in: str) -> tuple[TensorRow, ...]:
@@ -80,7 +80,7 @@ def whisper(
 
 
 def convolutions_2d(hf: str, *, columns: bool = False) -> tuple[TensorRow, ...]:
-    """Three convolutions over time and frequency; `columns` where a GGUF has their biases as such."""
+    """Three convolutions over time and frequency; `columns` if a GGUF has their biases as columns."""
     many = "downsample_hidden_size"
     return tuple(
         row
@@ -93,13 +93,13 @@ def convolutions_2d(hf: str, *, columns: bool = False) -> tuple[TensorRow, ...]:
 
 
 def batch_norm(hf: str, width: str, depth: str) -> tuple[TensorRow, ...]:
-    """The batch norm of a conformer's convolution, of which a GGUF has a scale and a shift."""
+    """The batch norm of a conformer's convolution, of which a GGUF has scale and shift."""
     names = ("weight", "bias", "running_mean", "running_var")
     return tuple(TensorRow((f"{hf}.{name}",), (), (width,), depth=depth) for name in names)
 
 
 def scale_and_shift(hf: str) -> dict[str, str]:
-    """What a GGUF has of batch norms, as Tower.made."""
+    """The scale and shift of batch norms, as Tower.made."""
     return {"a.blk.{n}.conv_norm.weight": f"batch_scale:{hf}", "a.blk.{n}.conv_norm.bias": f"batch_shift:{hf}"}
 
 

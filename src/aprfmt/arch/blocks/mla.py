@@ -23,7 +23,7 @@ _NOPE, _ROPE_PART, _LATENT = "qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_ra
 
 
 def latent_attention() -> tuple[TensorRow, ...]:
-    """Queries, whole or of low rank; keys and values of one latent vector, which GGUF keeps in two factors."""
+    """Queries, full or low-rank; keys and values from one latent vector, which GGUF stores as two factors."""
     bias, rank, q = "attention_bias", "q_lora_rank", f"heads*{_NOPE}+heads*{_ROPE_PART}"
     return (
         *linear("self_attn.q_proj", "attn_q", f"{q},hidden", need=f"!{rank}"),
@@ -37,7 +37,7 @@ def latent_attention() -> tuple[TensorRow, ...]:
             {"attn_k_b.weight": f"heads,{_LATENT},{_NOPE}", "attn_v_b.weight": f"heads,v_head_dim,{_LATENT}"},
             order=(f"deal:heads,{_NOPE},v_head_dim",), gguf_transposed=(True, False),
         ),
-        # Files from before the two factors hold the matrix as Hugging Face does.
+        # Files from before the two factors store the matrix as Hugging Face does.
         *optional(*linear("self_attn.kv_b_proj", "attn_kv_b", f"heads*{_NOPE}+heads*v_head_dim,{_LATENT}")),
         *linear("self_attn.o_proj", "attn_output", "hidden,heads*v_head_dim", bias),
     )
@@ -46,7 +46,7 @@ def latent_attention() -> tuple[TensorRow, ...]:
 def mla_decoder(
     router: tuple[TensorRow, ...] = (), more: tuple[TensorRow, ...] = (), mlp_bias: str | None = None
 ) -> tuple[TensorRow, ...]:
-    """Latent attention and routed experts beside shared ones, the first layers dense; `more` stands in each layer."""
+    """Latent attention, routed and shared experts, the first layers dense; `more` is added to each layer."""
     return moe_decoder(
         *latent_attention(), *router_and_experts("moe", router),
         *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe", bias=mlp_bias),
@@ -61,20 +61,20 @@ LATENT_SIZES = (
     Key("attention.value_length_mla", ("v_head_dim",), converter=mla_value_length),
     Key("rope.dimension_count", ("qk_rope_head_dim",)),
 )
-"""Sizes of latent attention between other kinds of layers."""
+"""Sizes of latent attention in hybrid networks."""
 
 
 def mla_keys(*family: Key) -> tuple[Key, ...]:
     """Sizes of a decoder with latent attention and routed experts, and the family's own keys."""
     return (
         *DIMS,
-        # The runtime sees one key-value head, the latent vector.
+        # llama.cpp sees one key-value head, the latent vector.
         replace(GROUPED, converter=mla_kv_heads, needed=REQUIRED), ROPE, RMS_EPS,
         *rename((COUNT, USED), num_experts=("n_routed_experts", "num_experts", "num_local_experts")), *GROUPS,
         Key("expert_gating_func", ("scoring_func",), converter=gating),
         Key("attention.key_length", converter=mla_key_width, needed=REQUIRED),
         Key("attention.value_length", converter=mla_value_width), DENSE_LAYERS, VOCAB,
-        # Not of the Lite models, known by their layers, whose Q has no low rank.
+        # Not for the Lite models, recognized by their number of layers, whose Q is not low-rank.
         Key(
             "attention.q_lora_rank", ("q_lora_rank",), converter=or_zero,
             needed="!block_count=26&!block_count=27&!block_count=48",
@@ -91,7 +91,9 @@ def mla_keys(*family: Key) -> tuple[Key, ...]:
 
 
 def indexer(layers: str = "") -> tuple[TensorRow, ...]:
-    """What scores the positions of which a query sees the best only: queries of the low rank, one key, head weights."""
+    """The indexer, which scores positions so that a query attends to the best only: low-rank queries, one key, head
+    weights.
+    """
     hf, heads, size = "self_attn.indexer", "index_n_heads", "index_head_dim"
     return (
         *linear(f"{hf}.wq_b", "indexer.attn_q_b", f"{heads}*{size},q_lora_rank", layers=layers),
@@ -106,12 +108,12 @@ INDEXER = (
     Key("attention.indexer.key_length", ("index_head_dim",), converter=turned_keys),
     Key("attention.indexer.top_k", ("index_topk",)),
 )
-"""Heads of the indexer, their length, and how many positions a query sees."""
+"""Number of indexer heads, their size, and the number of positions a query attends to."""
 KEY, KV_LATENT = "qk_nope_head_dim+head_dim", "kv_lora_rank"
 
 
 def joint_latent_attention(*queries: TensorRow) -> tuple[TensorRow, ...]:
-    """Keys and values of one latent vector and a rotated part that all heads share."""
+    """Keys and values from one latent vector, and a rotated part shared by all heads."""
     return (
         *queries, *linear("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", f"{KV_LATENT}+head_dim,hidden"),
         *norm("self_attn.kv_a_layernorm", "attn_kv_a_norm", KV_LATENT),

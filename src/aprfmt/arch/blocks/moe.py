@@ -22,7 +22,7 @@ GROUPS = (
 )
 SHARED_COUNT = Key("expert_shared_count", ("n_shared_experts",))
 MLP_LAYER_TYPES = Key("", ("mlp_layer_types",), "str[]", converter=leading_dense)
-"""Which layers are dense: the first ones only."""
+"""Which layers are dense: only the first ones."""
 NUM_SHARED_EXPERTS = Key("expert_shared_count", ("num_shared_experts",))
 SHARED_WIDTH = Key("expert_shared_feed_forward_length", converter=shared_width)
 DENSE_LAYERS = Key("leading_dense_block_count", ("first_k_dense_replace",), converter=absent_0)
@@ -34,18 +34,18 @@ ALL_SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
 BIAS_FLAG = flag("attention_bias")
 NO_BIAS = must_be("attention_bias", False)
 EQUAL_HEADS = Key("", converter=equal_heads)
-"""llama.cpp takes as many key-value heads as heads only."""
+"""llama.cpp supports as many key-value heads as heads only."""
 
 
 def moe_keys(*family: Key, count: str = "num_experts", used: str = "num_experts_per_tok") -> tuple[Key, ...]:
-    """A decoder's keys with the experts' among them, named `count` and `used` in config.json, and the family's."""
+    """A decoder's keys with those of the experts, named `count` and `used` in config.json, and the family's own."""
     counts = (count, *(name for name in COUNT.hf if name != count))
     routed = rename((COUNT, USED), num_experts=counts, num_experts_per_tok=(used,))
     return (*DIMS, GROUPED, ROPE, RMS_EPS, *routed, HEAD_DIM, *family, SILU)
 
 
 def moe_decoder(*layer: TensorRow, norm_bias: str | None = None, head_bias: str | None = None) -> tuple[TensorRow, ...]:
-    """A decoder with a normalisation before attention and one before what follows it."""
+    """A decoder with a norm before attention and one before the MLP."""
     return (
         embedding(),
         *block(
@@ -57,7 +57,7 @@ def moe_decoder(*layer: TensorRow, norm_bias: str | None = None, head_bias: str 
 
 
 def router_and_experts(layers: str = "", bias: tuple[TensorRow, ...] = ()) -> tuple[TensorRow, ...]:
-    """Router and experts under `mlp`, one tensor an expert or all of them in one."""
+    """Router and experts under `mlp`, one tensor per expert or all of them in one."""
     return (
         *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers=layers), *bias, *experts(layers=layers),
         *fused_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj", layers=layers),
@@ -68,9 +68,9 @@ def packed_experts(
     hf: str, names: tuple[str, str, str], endings: tuple[str, str], pack: str, *, width: str = "hidden",
     layers: str = "",
 ) -> tuple[TensorRow, ...]:
-    """Gate, up and down projection of each expert as MXFP4: `endings` of the tensors of values and of scales.
+    """Gate, up and down projection of each expert in MXFP4: `endings` of the tensors with values and scales.
 
-    `width` is that of what the experts read and give.
+    `width` is the input and output width of the experts.
     """
 
     def stacked(name: str, gguf: str, rows: str, columns: str) -> TensorRow:
@@ -90,7 +90,7 @@ def packed_experts(
 def shared_expert(
     hf: str, width: str, need: str = REQUIRED, layers: str = "", bias: str | None = None
 ) -> tuple[TensorRow, ...]:
-    """The shared expert's gate, up and down projection, of a width in words."""
+    """The shared expert's gate, up and down projection, with its width in size words."""
     return (
         *linear(f"{hf}.gate_proj", "ffn_gate_shexp", f"{width},hidden", bias, need, layers=layers),
         *linear(f"{hf}.up_proj", "ffn_up_shexp", f"{width},hidden", bias, need, layers=layers),
@@ -99,22 +99,22 @@ def shared_expert(
 
 
 def selection_bias(layers: str = "moe", need: str = REQUIRED) -> TensorRow:
-    """What is added to the scores when experts are chosen."""
+    """The bias added to the scores for expert selection."""
     return tensor("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", "experts", need, layers=layers)
 
 
 MTP = Key("nextn_predict_layers", ("num_nextn_predict_layers",), converter=some_drafts)
-"""How many draft layers there are, where a GGUF says so only of those that it has."""
+"""The number of MTP layers, which a GGUF states only if it has any."""
 
 
 MTP_OR_0 = replace(MTP, converter=drafts)
-"""The same, which a GGUF says also of none."""
+"""The same, which a GGUF states even if there are none."""
 
 
 def draft_layer(value: str = "", norm_after: str = "shared_head.norm") -> tuple[TensorRow, ...]:
-    """What a layer that predicts a further token has beside the tensors of a layer; it stands behind the last.
+    """The tensors that an MTP layer has in addition to those of a layer; it follows the last layer.
 
-    `value` maps the values of its norms, `norm_after` is what the norm before its head is called.
+    `value` maps the values of its norms, `norm_after` is the name of the norm before its head.
     """
     matrices = {"embed_tokens": "embed_tokens", "shared_head.head": "shared_head_head"}
     rows = (
@@ -127,7 +127,7 @@ def draft_layer(value: str = "", norm_after: str = "shared_head.norm") -> tuple[
 
 
 def mtp_names(layer: str = "model.layers.{n}.", prefix: str = "mtp.") -> tuple[tuple[str, str], ...]:
-    """How checkpoints call draft layers that have names of their own, and what the row calls them (see draft_layer)."""
+    """Checkpoint names of MTP layers with names of their own, and the row's names (see draft_layer)."""
     beside = {
         "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head.norm",
     }

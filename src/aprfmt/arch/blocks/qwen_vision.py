@@ -15,7 +15,7 @@ _SQUARE = "4*" + TOWER_WIDTH
 
 
 def merger(norm_bias: bool) -> tuple[TensorRow, ...]:
-    """The projector: four patches side by side through two layers."""
+    """The projector: two layers over groups of four patches."""
     return (
         *norm(f"{_V}merger.ln_q", "v.post_ln", TOWER_WIDTH, REQUIRED if norm_bias else None),
         *linear(f"{_V}merger.mlp.0", "mm.0", f"{_SQUARE},{_SQUARE}", REQUIRED),
@@ -24,7 +24,7 @@ def merger(norm_bias: bool) -> tuple[TensorRow, ...]:
 
 
 def _square_to_gguf(value: object, scope: Scope) -> object:
-    """Positions are learned for an image of this many patches in all; the GGUF gives its side in pixels."""
+    """Positions are learned for an image of this total number of patches; the GGUF states its side in pixels."""
     positions, patch = as_int(value, scope.name), beside(scope, "patch_size")
     return int(positions**0.5 * patch) if positions and patch else None
 
@@ -46,11 +46,11 @@ def _deepstack_from_gguf(value: object, scope: Scope) -> object:
 deepstack = Converter(_deepstack_to_gguf, _deepstack_from_gguf)
 square_of_patches = Converter(_square_to_gguf, _square_from_gguf)
 MERGED = f"{TOWER_WIDTH}*spatial_merge_size*spatial_merge_size"
-"""Width of a square of patches."""
+"""Width of a group of patches."""
 
 
 def qwen3_vision(v: str) -> tuple[TensorRow, ...]:
-    """Qwen3's vision transformer: patches of pairs of images, learned positions."""
+    """Qwen3's vision transformer: patches of image pairs, learned positions."""
     return (
         *patches_in_time(f"{v}patch_embed.proj"),
         tensor(f"{v}pos_embed.weight", "v.position_embd.weight", f"num_position_embeddings,{TOWER_WIDTH}"),
@@ -63,7 +63,7 @@ def qwen3_vision(v: str) -> tuple[TensorRow, ...]:
 
 
 def qwen3_sizes(config: str) -> tuple[Key, ...]:
-    """Sizes of Qwen3's vision transformer, whose config.json names the number of positions."""
+    """Sizes of Qwen3's vision transformer, whose config.json states the number of positions."""
     return (
         Key("vision.image_size", (f"{config}.num_position_embeddings",), converter=square_of_patches),
         *sizes("vision", config, image_size="", block_count="depth", head_count="num_heads"),
@@ -71,7 +71,7 @@ def qwen3_sizes(config: str) -> tuple[Key, ...]:
 
 
 def qwen3_keys(config: str) -> tuple[Key, ...]:
-    """Keys of Qwen3's vision transformer behind its sizes."""
+    """Further keys of Qwen3's vision transformer."""
     return (
         USE_GELU, Key("vision.spatial_merge_size", (f"{config}.spatial_merge_size",)),
         Key("vision.attention.layer_norm_epsilon", ("text_config.rms_norm_eps",), "f32"),

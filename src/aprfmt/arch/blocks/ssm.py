@@ -9,12 +9,12 @@ from aprfmt.arch.row import REQUIRED, TensorRow
 
 
 def mixer(prefix: str, rows: tuple[TensorRow, ...], layers: str = "") -> tuple[TensorRow, ...]:
-    """Rows of the mixer of a layer: their names get the prefix, the layers the rule."""
+    """Rows of a layer's mixer: names get the prefix, layers the condition."""
     return tuple(replace(row, hf=tuple(prefix + n for n in row.hf), layers=layers) for row in rows)
 
 
 def _conv(channels: str, kernel: str, bias: str) -> tuple[TensorRow, ...]:
-    """A convolution over time, channel by channel."""
+    """A depthwise convolution over time."""
     weight = f"{channels},{kernel}"
     return (
         tensor("conv1d.weight", "ssm_conv1d.weight", f"{channels},1,{kernel}", gguf_dims=(weight,)),
@@ -23,7 +23,7 @@ def _conv(channels: str, kernel: str, bias: str) -> tuple[TensorRow, ...]:
 
 
 def selective(inner: str, state: str, rank: str, kernel: str, bias: str, conv_bias: str) -> tuple[TensorRow, ...]:
-    """The mixer of Mamba: a state of `state` values for each of `inner` channels, steps of rank `rank`."""
+    """The mixer of Mamba: a state of `state` values for each of `inner` channels, time steps of rank `rank`."""
     return (
         *linear("in_proj", "ssm_in", f"2*{inner},hidden", bias), *_conv(inner, kernel, conv_bias),
         *linear("x_proj", "ssm_x", f"{rank}+2*{state},{inner}"),
@@ -36,9 +36,9 @@ def selective(inner: str, state: str, rank: str, kernel: str, bias: str, conv_bi
 def dual(
     inner: str, state: str, heads: str, groups: str, kernel: str, bias: str, conv_bias: str, out_bias: str = ""
 ) -> tuple[TensorRow, ...]:
-    """The mixer of Mamba 2: `heads` heads, each of `groups` groups of them with its own B and C, a grouped norm.
+    """The mixer of Mamba 2: `heads` heads in `groups` groups, each with its own B and C, and a grouped norm.
 
-    `out_bias` is the need of the output projection's bias, where it has one of its own.
+    `out_bias` is the need of the output projection's bias, if it is separate.
     """
     channels = f"{inner}+2*{groups}*{state}"
     return (

@@ -1,4 +1,4 @@
-"""Building blocks of rows: several streams of hidden states, which each layer mixes."""
+"""Building blocks of rows: several residual streams, which each layer mixes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aprfmt.arch.row import Key, TensorRow
 
 
 def streams(attn: str, ffn: str, coefficients: str, scales: str, layers: str = "") -> tuple[TensorRow, ...]:
-    """Mixing of the streams before and after attention and MLP; `attn` and `ffn` are how their names begin."""
+    """Mixing of the streams around attention and MLP; `attn` and `ffn` are their name prefixes."""
     return tuple(
         tensor(f"{hf}{part}", f"hc_{gguf}_{part}.weight", dims, layers=layers)
         for hf, gguf in ((attn, "attn"), (ffn, "ffn"))
@@ -17,7 +17,7 @@ def streams(attn: str, ffn: str, coefficients: str, scales: str, layers: str = "
 
 
 def last_stream(hf: str) -> tuple[TensorRow, ...]:
-    """How the streams become one before the final norm."""
+    """Reduction of the streams to one before the final norm."""
     parts = {"fn": "hc_mult,hc_mult*hidden", "base": "hc_mult", "scale": "1"}
     return tuple(tensor(f"{hf}{part}", f"output_hc_{part}.weight", dims) for part, dims in parts.items())
 

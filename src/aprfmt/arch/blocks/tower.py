@@ -1,4 +1,4 @@
-"""Building blocks of rows: towers that see or hear, and their projectors."""
+"""Building blocks of rows: vision and audio towers, and their projectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow
 
 
 TOWER_WIDTH = "hidden_size"
-"""What a tower's own width is called in sizes; `hidden` is the language model's."""
+"""The size word of a tower's own width; `hidden` is the language model's."""
 
 
 class Whole(TypedDict):
@@ -25,27 +25,27 @@ class Whole(TypedDict):
 
 
 def whole(*names: str, types: tuple[str, ...]) -> Whole:
-    """The classes and model types of the network around a tower, first those of a new config.json."""
+    """The classes and model types of the whole network, the first of each for a new config.json."""
     return {"gguf": "clip", "hf_class": names[0], "model_type": types[0], "hf_classes": names, "model_types": types}
 
 
 def projector(name: str, *, part: str = "") -> Key:
-    """The key that tells llama.cpp which network it is; `part` ("vision", "audio") where a file holds two."""
+    """The key with the projector type; `part` ("vision", "audio") if a file contains two."""
     return Key(f"{part}.projector_type" if part else "projector_type", kind="str", constant=name)
 
 
 def width(part: str) -> Key:
-    """How many values the tower gives the language model at each position."""
+    """The tower's output width per position."""
     return Key(f"{part}.projection_dim", field="hidden_size")
 
 
 def sees(*keys: Key) -> tuple[Key, ...]:
-    """Keys of a tower that sees, behind those that all of them have."""
+    """Keys of a vision tower, after those common to all towers."""
     return (Key("has_vision_encoder", kind="bool", constant=True), width("vision"), *keys)
 
 
 def hears(*keys: Key) -> tuple[Key, ...]:
-    """Keys of a tower that hears, behind those that all of them have."""
+    """Keys of an audio tower, after those common to all towers."""
     return (Key("has_audio_encoder", kind="bool", constant=True), width("audio"), *keys)
 
 
@@ -59,8 +59,9 @@ _SIZES = {
 def sizes(part: str = "vision", config: str = "", **names: str | tuple[str, ...]) -> tuple[Key, ...]:
     """Sizes of a transformer in a tower: keys of the GGUF's `part`, of the object `config` of a config.json.
 
-    `names` gives other spellings by the last word of the GGUF key: sizes(block_count="depth"); "" leaves one out.
-    A tower that hears has no image and no patches.
+    `names` gives other spellings by the last word of the GGUF key: sizes(block_count="depth"); "" leaves one out. An
+    audio
+    tower has no image size and no patches.
     """
     config = config or f"{part}_config"
     found = []
@@ -75,18 +76,18 @@ def sizes(part: str = "vision", config: str = "", **names: str | tuple[str, ...]
 
 
 def preprocessor(gguf: str, name: str, kind: str = "u32", converter: Converter | None = None) -> Key:
-    """A key that preprocessor_config.json has."""
+    """A key of preprocessor_config.json."""
     return Key(gguf, (f"preprocessor_config.{name}",), kind, converter=converter)
 
 
 IMAGE = (
     preprocessor("vision.image_mean", "image_mean", "f32[]"), preprocessor("vision.image_std", "image_std", "f32[]"),
 )
-"""How the colours of an image are scaled."""
+"""Mean and standard deviation of image channels."""
 
 
 def epsilon(part: str, *names: str) -> Key:
-    """The epsilon of the tower's norms, by its config.json keys, whole paths."""
+    """The epsilon of the tower's norms, by its config.json keys, full paths."""
     return Key(f"{part}.attention.layer_norm_epsilon", names, "f32")
 
 
@@ -110,7 +111,7 @@ def tower_attention(
     order: tuple[str, ...] = (),
     width: str = TOWER_WIDTH,
 ) -> tuple[TensorRow, ...]:
-    """Separate Q, K, V and output projections of as many heads each; `order` is that of the rows of Q and K."""
+    """Separate Q, K, V and output projections with equal numbers of heads; `order` is that of the rows of Q and K."""
     need = REQUIRED if bias else None
     q, k, v, o = (f"{hf}.{name}" if hf else name for name in names)
     square = f"{width},{width}"
@@ -157,20 +158,20 @@ def mlp(
     width: str = TOWER_WIDTH,
     ffn: str = "intermediate_size",
 ) -> tuple[TensorRow, ...]:
-    """Up and down projections, and a gate where it has a name."""
+    """Up and down projections, and a gate if it is named."""
     need = REQUIRED if bias else None
     gates = linear(gate, "ffn_gate", f"{ffn},{width}", need) if gate else ()
     return (*gates, *linear(up, "ffn_up", f"{ffn},{width}", need), *linear(down, "ffn_down", f"{width},{ffn}", need))
 
 
 def patches(hf: str, *, bias: bool = True, width: str = TOWER_WIDTH, size: str = "patch_size") -> tuple[TensorRow, ...]:
-    """The convolution that makes patches of an image, [width, 3, size, size]."""
+    """The patch convolution, [width, 3, size, size]."""
     weight = tensor(f"{hf}.weight", "v.patch_embd.weight", f"{width},3,{size},{size}")
     return (weight, tensor(f"{hf}.bias", "v.patch_embd.bias", width)) if bias else (weight,)
 
 
 def patches_in_time(hf: str, *, width: str = TOWER_WIDTH, size: str = "patch_size") -> tuple[TensorRow, ...]:
-    """The same over pairs of images, [width, 3, 2, size, size]; a GGUF has a convolution for each of the two."""
+    """The same over image pairs, [width, 3, 2, size, size]; a GGUF has one convolution for each of the two."""
     one = f"{width},3,{size},{size}"
     return (
         TensorRow(
@@ -191,9 +192,9 @@ def vision(**values: object) -> dict[str, object]:
 
 
 def siglip(hf: str, *, positions: str = f"{PATCHES},{TOWER_WIDTH}", part: str = "") -> tuple[TensorRow, ...]:
-    """SigLIP: patches, positions, layers, and the norm behind them.
+    """SigLIP: patches, positions, layers, and a final norm.
 
-    `part` ("vision_config.") begins words of sizes that another part has too.
+    `part` ("vision_config.") prefixes size words that another part has too.
     """
     return (
         *patches(f"{hf}embeddings.patch_embedding"),
@@ -207,7 +208,7 @@ def siglip(hf: str, *, positions: str = f"{PATCHES},{TOWER_WIDTH}", part: str = 
 
 
 def intern(need_norms: str | None) -> tuple[TensorRow, ...]:
-    """InternViT: a token for the whole image before the patches, layers whose results are scaled."""
+    """InternViT: a class token before the patches, layers with scaled outputs."""
     v = "vision_model."
     return (
         tensor(f"{v}embeddings.class_embedding", "v.class_embd", f"1,1,{TOWER_WIDTH}"),

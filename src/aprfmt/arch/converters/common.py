@@ -1,4 +1,4 @@
-"""Converters that many families share: hyper-parameters whose config.json and GGUF values differ."""
+"""Converters that many families share."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _rotary_dim_from_gguf(value: object, scope: Scope) -> object:
 
 
 def head_dim_is_named(scope: Scope) -> bool:
-    """Whether the size of a head has to be written: the source names it, or it follows from nothing else."""
+    """Whether the head size must be written: the source states it, or nothing else implies it."""
     h = scope.h
     named = h.extra.get("head_dim") or scope.defaults.get("head_dim")
     return h.head_dim is not None and bool(named or h.head_dim != h.plain_head_dim)
@@ -75,12 +75,12 @@ def _head_dim_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _has_switch(scope: Scope) -> bool:
-    """Whether the family has a switch beside the window, `use_sliding_window`."""
+    """Whether the family has the switch `use_sliding_window`."""
     return "use_sliding_window" in scope.defaults
 
 
 def window_to_gguf(value: object, scope: Scope) -> int | None:
-    """The window, None where the network does not use one."""
+    """The window, None if the network does not use one."""
     window, used = as_int(value, "sliding_window"), scope.h.extra.get("use_sliding_window")
     return None if used is False or (_has_switch(scope) and not used) else window or None
 
@@ -104,13 +104,13 @@ def unless_named(otherwise: object) -> Converter:
 
 
 def times_hidden(factor: object, scope: Scope) -> int | None:
-    """A factor of the hidden size as a width."""
+    """A multiple of the hidden size as a width."""
     number, hidden = as_float(factor, scope.name), scope.h.hidden_size
     return None if number is None or hidden is None else int(number * hidden)
 
 
 def over_hidden(width: int | None, scope: Scope) -> object:
-    """A width as a factor of the hidden size, a whole one where it can be."""
+    """A width as a multiple of the hidden size, an integer if possible."""
     hidden = scope.h.hidden_size
     if not width or not hidden:
         return DEFAULT
@@ -122,7 +122,7 @@ yarn_log = Converter(_yarn_log_to_gguf, default)
 
 
 def _whole_heads_to_gguf(value: object, scope: Scope) -> None:
-    """The runtime has no other size of the projections than hidden_size."""
+    """llama.cpp supports projections of hidden_size only."""
     h = scope.h
     if h.head_dim and h.hidden_size and h.num_heads and h.num_heads * h.head_dim != h.hidden_size:
         raise RefusedError(
@@ -141,7 +141,7 @@ def _equal_heads_to_gguf(value: object, scope: Scope) -> None:
 
 
 def _sliding_to_gguf(value: object, scope: Scope) -> object:
-    """A network without a window has no pattern of windows."""
+    """A network without a window has no window pattern."""
     return layer_types_to_gguf(value, scope) if window_to_gguf(scope.h.extra.get("sliding_window"), scope) else None
 
 
@@ -153,11 +153,11 @@ def _sliding_from_gguf(value: object, scope: Scope) -> object:
 
 BETA, PADDING = "llama_4_scaling_beta", "tokenizer.ggml.padding_token_id"
 _NO_CAP = float(1 << 20)
-"""A soft-cap so wide that it changes no float32 logit: the runtime has no way to switch it off."""
+"""A soft cap so large that it changes no float32 logit: llama.cpp cannot disable it."""
 
 
 def _any_window_to_gguf(value: object, scope: Scope) -> int | None:
-    """Gemma 3's runtime takes a window to mean that some layer slides."""
+    """llama.cpp's Gemma 3 takes a window to mean that some layer has one."""
     kinds = scope.h.extra.get("layer_types")
     none_slides = isinstance(kinds, list) and SLIDING not in kinds
     return None if none_slides else as_int(value, scope.name) or None
@@ -169,7 +169,7 @@ def _softcap_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _cap_or_30_from_gguf(value: object, scope: Scope) -> float | None:
-    """The soft-cap of a runtime that takes 30 where a GGUF names none, and switches it off by 0."""
+    """The soft cap of a loader that defaults to 30 and treats 0 as disabled."""
     return 30.0 if value is None else from_f32(value, scope.key.gguf) or None
 
 
@@ -178,26 +178,26 @@ def _unscaled_to_gguf(value: object, scope: Scope) -> str | None:
 
 
 def gguf_int(scope: Scope, suffix: str) -> int:
-    """A number of the GGUF by its key after the architecture's prefix; 0 where it is absent. Raises CorruptError."""
+    """A number of the GGUF by its key without the architecture prefix; 0 if absent. Raises CorruptError."""
     return as_int(scope.gguf(suffix), suffix) or 0
 
 
 def computed(size: str, from_gguf: Convert = default) -> Converter:
-    """A GGUF key that is a size in words of the config.json: "kv_lora_rank+qk_rope_head_dim" (see arch.grammar).
+    """A GGUF key that is a size expression of config.json keys: "kv_lora_rank+qk_rope_head_dim" (see arch.grammar).
 
-    A size of 0 is none.
+    A size of 0 is omitted.
     """
 
     def to_gguf(value: object, scope: Scope) -> int | None:
         for word in size_words(size) - FIELD_OF_SIZE.keys():
-            scope.size(word)  # raises CorruptError for what is none
+            scope.size(word)  # raises CorruptError for anything else
         return evaluate(size, sizes_of(scope.h)) or None
 
     return Converter(to_gguf, from_gguf)
 
 
 def integer(to_gguf: Callable[[int], object], from_gguf: Callable[[int], object]) -> Converter:
-    """A whole number that one side counts otherwise; None stays None."""
+    """An integer that one side counts differently; None stays None."""
 
     def there(value: object, scope: Scope) -> object:
         number = as_int(value, scope.name)
@@ -211,14 +211,14 @@ def integer(to_gguf: Callable[[int], object], from_gguf: Callable[[int], object]
 
 
 def by_tensor(name: str, *, there: object = True, absent: object = False) -> Converter:
-    """A switch that a GGUF tells by the tensor `name`; the default where its tensors are unknown."""
+    """A switch that a GGUF states by the presence of the tensor `name`; the default if its tensors are unknown."""
     return Converter(
         from_gguf=lambda value, scope: (there if name in scope.names else absent) if scope.names else DEFAULT
     )
 
 
 def _mla_key_from_gguf(value: object, scope: Scope) -> object:
-    """What of a key is not rotated. Files that keep whole keys name its length as any other family."""
+    """The unrotated part of a key. Files with full keys state its length like any other family."""
     length = as_int(value, scope.key.gguf) or gguf_int(scope, "attention.key_length")
     return length - gguf_int(scope, "rope.dimension_count") if length else DEFAULT
 
@@ -233,7 +233,7 @@ def _shared_width(value: object, scope: Scope) -> int | None:
 
 
 def dense_first(value: object, scope: Scope) -> object:
-    """How many layers at the beginning are dense, of a list that says it of each; one where nothing says it."""
+    """The number of leading dense layers in a per-layer list; one if nothing says it."""
     if not isinstance(value, list):
         return DEFAULT if scope.config("first_k_dense_replace") is not None else ConfigKeys(first_k_dense_replace=1)
     count = next((n for n, kind in enumerate(value) if kind != "dense"), len(value))
@@ -241,7 +241,7 @@ def dense_first(value: object, scope: Scope) -> object:
 
 
 def dense_first_to_gguf(value: object, scope: Scope) -> None:
-    """Writes no key. Raises RefusedError for a dense layer behind the first sparse one."""
+    """Writes no key. Raises RefusedError for a dense layer after the first MoE layer."""
     if isinstance(value, list) and "dense" in value[scope.size("first_k_dense_replace") or 0 :]:
         raise RefusedError(
             f"{scope.name} has dense layers after MoE layers, which a GGUF of {scope.row.gguf!r} cannot express"
@@ -264,7 +264,7 @@ def _heads(scope: Scope) -> int | None:
 
 
 def _inner_to_gguf(value: object, scope: Scope) -> int | None:
-    """Values of a head -> values of all heads, whose number is the key `ssm.time_step_rank`."""
+    """Values per head -> values of all heads, whose number is the key `ssm.time_step_rank`."""
     size, heads = as_int(value, scope.name), _heads(scope)
     return None if size is None or heads is None else size * heads
 
@@ -279,7 +279,7 @@ def _window_rope(scope: Scope) -> Mapping[str, object]:
 
 
 def _window_rotary_to_gguf(value: object, scope: Scope) -> int | None:
-    """Rotated values of a head in layers with a window."""
+    """Rotated dimensions of a head in sliding-window layers."""
     part = as_float(_window_rope(scope).get("partial_rotary_factor"), "partial_rotary_factor")
     return None if scope.h.head_dim is None else int(scope.h.head_dim * (1.0 if part is None else part))
 
@@ -301,7 +301,7 @@ def _linear(flags: list[bool]) -> list[str]:
 
 
 def _every_fourth(scope: Scope, interval: object = None) -> list[str] | None:
-    """Attention in each last one of `full_attention_interval` layers."""
+    """Full attention in the last of every `full_attention_interval` layers."""
     interval = interval or scope.h.extra.get("full_attention_interval", scope.defaults["full_attention_interval"])
     period, n_layers = as_int(interval, "full_attention_interval"), scope.h.num_layers
     if not period or n_layers is None:
@@ -316,13 +316,13 @@ def _recurrent_from_gguf(value: object, scope: Scope) -> object:
 
 
 def per_layer(value: object, scope: Scope, *kinds: str) -> list[int] | None:
-    """A number in the layers of some kinds, 0 in the others."""
+    """A number in the layers of some types, 0 in the others."""
     number = as_int(value, scope.name)
     return None if number is None else [number if kind in kinds else 0 for kind in _kinds(scope)]
 
 
 def largest(value: object, scope: Scope) -> object:
-    """What the layers have that have it."""
+    """The common value of the layers that have it."""
     heads = value if isinstance(value, list) else [value]
     return max((n for n in heads if isinstance(n, int)), default=0) or DEFAULT
 

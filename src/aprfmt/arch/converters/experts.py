@@ -1,4 +1,4 @@
-"""Converters of experts: dense layers before the first expert, widths, limits."""
+"""Converters of experts: leading dense layers, widths, limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aprfmt.errors import RefusedError
 
 
 def _one_for_all_to_gguf(value: object, scope: Scope) -> list[float] | None:
-    """A number as one a layer; 0 is none."""
+    """A number repeated per layer; 0 is none."""
     number = as_float(value, scope.name)
     return [number] * scope.h.num_layers if number and scope.h.num_layers else None
 
@@ -19,7 +19,7 @@ def _one_for_all_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _some_groups_to_gguf(value: object, scope: Scope) -> object:
-    """A number of groups of experts; None where every group is chosen, which llama.cpp does not take."""
+    """The number of expert groups; None if every group is selected, which llama.cpp does not support."""
     groups, used = (scope.size(name) or 1 for name in ("n_group", "topk_group"))
     return None if groups > 1 and used >= groups else value
 
@@ -30,7 +30,7 @@ DENSE, SPARSE = "dense", "sparse"
 
 
 def _types(kinds: list[str], scope: Scope) -> object:
-    """Which layers have experts, in each spelling that the family's configs have for it."""
+    """The MLP type per layer, in every spelling of the family's configs."""
     if not any("moe_layer_freq" in key.hf for key in scope.row.keys):
         return kinds
     return ConfigKeys(mlp_layer_types=kinds, moe_layer_freq=[int(kind == SPARSE) for kind in kinds])
@@ -42,7 +42,7 @@ def after(n_dense: int, n_layers: int) -> list[str]:
 
 
 def _dense_normalize(value: object, scope: Scope) -> object:
-    """By a list of words or of flags, else by the number of dense layers at the beginning, which is 1 unless said."""
+    """From a list of words or flags, else from the number of leading dense layers, which defaults to 1."""
     extra, n_layers = scope.h.extra, scope.h.num_layers
     flags = extra.get("moe_layer_freq")
     first = as_int(extra.pop("first_k_dense_replace", None), "first_k_dense_replace")
@@ -54,7 +54,7 @@ def _dense_normalize(value: object, scope: Scope) -> object:
 
 
 def _dense_from_gguf(value: object, scope: Scope) -> object:
-    """By the tensors: llama.cpp asks no key."""
+    """From the tensors: llama.cpp has no key for it."""
     n_layers = scope.h.num_layers or 0
     if not scope.names:
         return _types(after(1, n_layers), scope)
@@ -63,7 +63,7 @@ def _dense_from_gguf(value: object, scope: Scope) -> object:
 
 
 def counted_dense_to_gguf(value: object, scope: Scope) -> int | None:
-    """How many layers at the beginning are dense, and no others."""
+    """The number of leading dense layers, if no others are dense."""
     if not isinstance(value, list):
         return None
     n_dense = next((i for i, kind in enumerate(value) if kind != DENSE), len(value))
@@ -73,7 +73,7 @@ def counted_dense_to_gguf(value: object, scope: Scope) -> int | None:
 
 
 def counted_dense_from_gguf(value: object, scope: Scope) -> object:
-    """MLP types by the number of leading dense layers."""
+    """MLP types from the number of leading dense layers."""
     return after(as_int(value, scope.key.gguf) or 0, scope.h.num_layers or 0)
 
 
@@ -84,7 +84,7 @@ def width_of_experts(value: object, scope: Scope) -> int | None:
 
 
 def _limits_to_gguf(value: object, scope: Scope) -> list[float] | None:
-    """Bounds of the gated values, 0 where a layer has none."""
+    """Clamp limits of the gated values, 0 for layers without one."""
     return [as_float(item, scope.name) or 0.0 for item in value] if isinstance(value, list) else None
 
 

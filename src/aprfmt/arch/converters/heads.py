@@ -10,7 +10,7 @@ pooling = words({"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4})
 
 
 def _pooling_of_modules_to_gguf(value: object, scope: Scope) -> object:
-    """The number of a pooling that a folder's modules name; other keys of this name are none of its modules."""
+    """The enum value of the pooling type in a folder's modules; other keys of this name are ignored."""
     return pooling.to_gguf(value, scope) if isinstance(value, str) else None
 
 

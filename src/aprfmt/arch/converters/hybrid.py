@@ -11,18 +11,18 @@ from aprfmt.errors import CorruptError, RefusedError
 
 
 def attending(scope: Scope) -> list[int] | None:
-    """The layers with key-value heads, by the GGUF; None where it does not say it of each layer."""
+    """The layers with key-value heads in the GGUF; None if it does not list them per layer."""
     heads = scope.gguf("attention.head_count_kv")
     return [i for i, n in enumerate(heads) if n] if isinstance(heads, list) else None
 
 
 def hybrid_kinds(full: Collection[int], n_layers: int) -> list[str]:
-    """The layer types of `n_layers` layers, of which those of the numbers `full` have full attention."""
+    """The layer types of `n_layers` layers, of which those with indices in `full` have full attention."""
     return [FULL if i in full else LINEAR for i in range(n_layers)]
 
 
 def _latent_layers_to_gguf(value: object, scope: Scope) -> list[int] | None:
-    """Key-value heads by layer, as the runtime sees them: one in the layers of latent attention."""
+    """Key-value heads per layer, as llama.cpp sees them: one in layers with latent attention."""
     kinds = layer_kinds(scope.h.extra, scope.h.num_layers)
     return None if kinds is None else [int(kind == FULL) for kind in kinds]
 
@@ -44,7 +44,7 @@ def _other(scope: Scope) -> str:
 
 
 def _mixed_from_gguf(value: object, scope: Scope) -> object:
-    """Kinds of layers by their KV heads: a layer without any has what the family has beside attention."""
+    """Layer types from KV heads: a layer without any is of the family's other type."""
     heads = scope.gguf("attention.head_count_kv")
     if heads is None:
         return DEFAULT
@@ -55,7 +55,7 @@ def _mixed_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _mixed_derive(scope: Scope) -> list[str] | None:
-    """By the indices of the layers that have attention, as older configs list them; else all have it."""
+    """From the indices of the attention layers in older configs; otherwise all have attention."""
     n_layers, h = scope.h.num_layers, scope.h
     if n_layers is None:
         return None

@@ -1,4 +1,4 @@
-"""Converters of layer types: which kind of layer has which number."""
+"""Converters of layer types."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention
 
 
 def kinds_of(slides: list[bool]) -> list[str]:
-    """Kinds of layers: those with a window, and those that see everything."""
+    """Layer types: sliding-window or full attention."""
     return [SLIDING if one else FULL for one in slides]
 
 
 def slides_of(kinds: object) -> list[bool]:
-    """Which of the kinds have a window. Raises CorruptError for what is not a list."""
+    """Which layers have a sliding window. Raises CorruptError for anything but a list."""
     if not isinstance(kinds, list):
         raise CorruptError("layer_types is not a list")
     return [kind in (SLIDING, "chunked_attention") for kind in kinds]
 
 
 def flags_of(value: object, name: str) -> list[bool]:
-    """A list of flags or numbers, one a layer, as flags. Raises CorruptError."""
+    """A list of flags or numbers, one per layer, as flags. Raises CorruptError."""
     if not isinstance(value, list):
         raise CorruptError(f"{name} is not a list")
     return [bool(item) for item in value]
 
 
 def periodic(period: int, n_layers: int, first: int = 1) -> list[bool]:
-    """Which layers have a window: all but every `period`-th, where the first layer is number `first`."""
+    """Which layers have a sliding window: all but every `period`-th, counting from `first`."""
     return [bool((i + first) % period) for i in range(n_layers)]
 
 
 def layer_types_derive(scope: Scope) -> list[str] | None:
-    """By `sliding_window_pattern`, of a config or of the row's defaults: a period, or letters (L sliding)."""
+    """From `sliding_window_pattern`, of a config or of the row's defaults: a period, or letters (L sliding)."""
     pattern = scope.h.extra.get("sliding_window_pattern", scope.defaults.get("sliding_window_pattern"))
     n_layers = scope.h.num_layers
     if n_layers is None or pattern is None:
@@ -49,7 +49,9 @@ def layer_types_derive(scope: Scope) -> list[str] | None:
 
 
 def layer_types_to_gguf(value: object, scope: Scope) -> list[bool] | None:
-    """Which layers slide. Where a GGUF has no key for it, the runtime knows one pattern, and others are refused."""
+    """Which layers have a sliding window. If a GGUF has no key for it, llama.cpp has one pattern, and others are
+    refused.
+    """
     if value is None:
         return None
     slides = slides_of(value)
@@ -60,7 +62,7 @@ def layer_types_to_gguf(value: object, scope: Scope) -> list[bool] | None:
 
 
 def layer_types_from_gguf(value: object, scope: Scope) -> object:
-    """By a list of flags, or by a period; by the row's pattern without either."""
+    """From a list of flags, or a period; else the row's pattern."""
     if isinstance(value, int):
         return kinds_of(periodic(max(1, int(value)), scope.h.num_layers or 0))
     if isinstance(value, list):
@@ -75,13 +77,13 @@ positive = Converter(lambda value, scope: value or None, lambda value, scope: va
 
 
 def plain_kinds(value: object, scope: Scope) -> object:
-    """Kinds of layers as published configs name them: transformers has a word of its own where an indexer chooses."""
+    """Layer types as in published configs: transformers has a separate type for layers with an indexer."""
     kinds = value if isinstance(value, list) else None
     return DEFAULT if kinds is None else [FULL if kind == "indexed_attention" else kind for kind in kinds]
 
 
 def own_layers_to_gguf(value: object, scope: Scope) -> list[bool] | None:
-    """Layer types that are not those that the runtime takes where a file names none."""
+    """Layer types, if they differ from llama.cpp's default."""
     sliding = layer_types_to_gguf(value, scope)
     period = as_int(scope.defaults.get("sliding_window_pattern"), "sliding_window_pattern")
     if sliding is None or not period:
@@ -90,7 +92,9 @@ def own_layers_to_gguf(value: object, scope: Scope) -> list[bool] | None:
 
 
 def _some_layers_to_gguf(value: object, scope: Scope) -> list[bool] | None:
-    """The runtime asserts that some layer slides, and a file of this architecture cannot say that none does."""
+    """llama.cpp asserts that some layer has a sliding window, and a file of this architecture cannot say that none
+    does.
+    """
     sliding = layer_types_to_gguf(value, scope)
     if sliding and not any(sliding):
         raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} needs at least one sliding-window layer")
@@ -102,5 +106,5 @@ own_layer_types = replace(layer_types, to_gguf=own_layers_to_gguf)
 
 
 def of_layers(scope: Scope, word: str) -> list[int]:
-    """A size in each layer."""
+    """A size per layer."""
     return [sizes_of(scope.h, layer).get(word, 0) for layer in range(scope.h.num_layers or 0)]

@@ -8,9 +8,11 @@ from aprfmt.errors import CorruptError, RefusedError
 
 OWN, SHARED = "full", "shared"
 _LONG = 1 << 20
-"""From so many positions on llama.cpp takes a GLM for 5.2, where few layers have an indexer, unless a key says more."""
+"""Context length from which llama.cpp takes a GLM for 5.2, where few layers have an indexer, unless a key says
+otherwise.
+"""
 _TURN = 64
-"""Rows of the smallest matrix by which the runtime turns an indexer's queries and keys."""
+"""Rows of the smallest matrix with which llama.cpp rotates an indexer's queries and keys."""
 
 
 def _turned_keys_to_gguf(value: object, scope: Scope) -> object:
@@ -24,7 +26,7 @@ def _glm_5_2(n_layers: int) -> list[str]:
 
 
 def indexers_to_gguf(value: object, scope: Scope) -> list[bool] | None:
-    """Whether each layer has an indexer of its own, by the words of the config. Raises CorruptError."""
+    """Whether each layer has an indexer of its own, from the words of the config. Raises CorruptError."""
     if value is None:
         return None
     if not isinstance(value, list) or not set(map(str, value)) <= {OWN, SHARED}:
@@ -33,7 +35,7 @@ def indexers_to_gguf(value: object, scope: Scope) -> list[bool] | None:
 
 
 def indexers_from_gguf(value: object, scope: Scope) -> object:
-    """A word for each layer; without the list GLM 5.2's pattern if the context is long, else an indexer each."""
+    """A word per layer; without the list GLM 5.2's pattern if the context is long, else an indexer in each."""
     if isinstance(value, list):
         return [OWN if flag else SHARED for flag in value]
     n_layers = scope.h.num_layers or 0
@@ -41,7 +43,7 @@ def indexers_from_gguf(value: object, scope: Scope) -> object:
 
 
 def indexers_normalize(value: object, scope: Scope) -> object:
-    """By a pattern of letters (F full, S shared), else by a step and the layer from which on it counts."""
+    """From a pattern of letters (F full, S shared), else from a step and an offset."""
     extra, n_layers = scope.h.extra, scope.h.num_layers
     pattern = extra.pop("index_topk_pattern", None)
     names = ("index_topk_freq", "index_skip_topk_offset")

@@ -10,7 +10,7 @@ from aprfmt.errors import RefusedError
 
 
 def book_sizes(value: object, n_books: int) -> list[int]:
-    """How many entries each book of a quantizer has, by what a config says: a number, or a list whose last goes on."""
+    """The number of entries of each codebook: a number, or a list whose last item repeats."""
     listed = [value] if type(value) is int else value if isinstance(value, list) else []
     if not listed or not all(type(size) is int and size > 0 for size in listed):
         raise RefusedError(f"codebook_size is {value!r:.40}, not a positive integer or a list of them")
@@ -50,7 +50,7 @@ ratio_of_ffn = Converter(from_gguf=_ratio_from_gguf)
 
 
 def beside(scope: Scope, name: str) -> int | None:
-    """The size `name` of the object of the config.json that the key is in."""
+    """The size `name` of the config.json object that contains the key."""
     return scope.size(f"{scope.name.rpartition('.')[0]}.{name}")
 
 

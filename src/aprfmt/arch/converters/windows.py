@@ -1,4 +1,4 @@
-"""Converters of sliding windows, and of heads and rotations that follow the layer type."""
+"""Converters of sliding windows, and of heads and rotations that depend on the layer type."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from aprfmt.arch.grammar import layer_kinds
 from aprfmt.errors import RefusedError
 
 FOURTH = 4
-"""Of the layers of some families llama.cpp lets each fourth see everything, and rotates it or not by that."""
+"""In some families llama.cpp gives every fourth layer full attention, and rotates it or not accordingly."""
 
 
 def full_every_fourth(scope: Scope) -> list[str] | None:
-    """Every fourth layer sees everything, the first among them."""
+    """Every fourth layer has full attention, starting with the first."""
     return None if scope.h.num_layers is None else kinds_of(periodic(FOURTH, scope.h.num_layers, first=0))
 
 
 def of_kind(value: object, scope: Scope, *, slides: bool) -> int | None:
-    """The number of heads of the first layer that has a sliding window, or of the first that has none."""
+    """The number of heads of the first sliding-window layer, or of the first full-attention layer."""
     flags = scope.gguf("attention.sliding_window_pattern")
     heads = value if isinstance(value, list) else [value] * (scope.h.num_layers or 0)
     if not isinstance(flags, list):
@@ -27,7 +27,7 @@ def of_kind(value: object, scope: Scope, *, slides: bool) -> int | None:
 
 
 def _step_heads_from_gguf(value: object, scope: Scope) -> object:
-    """What the layers without a window have."""
+    """The number of the full-attention layers."""
     found = of_kind(value, scope, slides=False)
     return found if found is not None else of_kind(value, scope, slides=True)
 
@@ -36,7 +36,7 @@ _SLIDING_HEADS = ("num_sliding_attention_heads", "swa_num_attention_heads")
 
 
 def _step_heads_to_gguf(value: object, scope: Scope) -> list[int] | None:
-    """Heads of each layer, draft layers that the kinds name among them."""
+    """Heads per layer, including MTP layers listed by layer type."""
     windowed = next((as_int(scope.h.extra[key], key) for key in _SLIDING_HEADS if key in scope.h.extra), None)
     full = as_int(value, scope.name)
     kinds = layer_kinds(scope.h.extra)
@@ -55,7 +55,7 @@ windowed_heads = Converter(nothing, _windowed_heads_from_gguf, lambda scope: sco
 
 
 def fourth_full_to_gguf(value: object, scope: Scope) -> None:
-    """Writes no key. Raises RefusedError where other layers than each fourth see everything."""
+    """Writes no key. Raises RefusedError unless exactly every fourth layer has full attention."""
     kinds = value if isinstance(value, list) else []
     if kinds and slides_of(kinds) != periodic(FOURTH, len(kinds)):
         raise RefusedError(
@@ -72,7 +72,7 @@ every_fourth_full = Converter(fourth_full_to_gguf, lambda value, scope: _fourth_
 
 
 def _both_kinds(slides: list[bool], scope: Scope) -> object:
-    """Which layers have a window, in each spelling that the family's configs have for it."""
+    """Which layers have a sliding window, in every spelling of the family's configs."""
     kinds = ["sliding_attention" if one else "full_attention" for one in slides]
     if not any("hybrid_layer_pattern" in key.hf for key in scope.row.keys):
         return kinds
@@ -80,7 +80,7 @@ def _both_kinds(slides: list[bool], scope: Scope) -> object:
 
 
 def _hybrid_normalize(value: object, scope: Scope) -> object:
-    """By words, else by flags; else every sixth layer, and the first, sees everything."""
+    """From words, else flags; by default the first and every sixth layer have full attention."""
     flags, n_layers = scope.h.extra.get("hybrid_layer_pattern"), scope.h.num_layers
     if isinstance(value, list):
         return _both_kinds([kind == "sliding_attention" for kind in value], scope)

@@ -1,7 +1,7 @@
-"""The families: a file holds the architectures of a family, its converters of hyper-parameters, and its towers.
+"""Families: each file has a family's architectures, its converters and its towers.
 
-index.jsonl lists what each architecture is found by, so that only the file of the one that is wanted is imported;
-`python tools/row_index.py` writes it, and a test compares it.
+index.jsonl lists how each architecture is recognized, so that only the file in use is imported; `python
+tools/row_index.py` writes it, and a test compares it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from aprfmt.arch.row import Architecture, Key, Listed, Tower
 
 INDEX = Path(__file__).with_name("index.jsonl")
 DEFAULTS = Path(__file__).with_name("defaults.jsonl")
-"""What absent config.json keys mean: a line for each architecture and model type; see tools/defaults.py."""
+"""The meaning of absent config.json keys: a line for each architecture and model type; see tools/defaults.py."""
 
 _FIRST = "llama"
-"""Of architectures that fit a checkpoint equally, those of this family count before the others."""
+"""If several architectures match a checkpoint, this family comes first."""
 
 
 _TOWER = '"tower": true'
@@ -29,7 +29,7 @@ _TOWER = '"tower": true'
 
 @cache
 def listed(*, towers: bool = False) -> dict[str, Listed]:
-    """Id -> what an architecture, or a tower, is found by; imports no family."""
+    """Id -> how an architecture or tower is recognized; imports no family."""
     lines = (line for line in INDEX.read_text("utf-8").splitlines() if (_TOWER in line) == towers)
     return {row.id: row for row in (Listed(**line) for line in json.loads(f"[{','.join(lines)}]"))}
 
@@ -56,12 +56,12 @@ def _hf_name(row: Architecture, gguf_name: str) -> str:
 
 
 def _defaults(row: str) -> dict[str, dict[str, object]]:
-    """What absent config.json keys of an architecture mean, by model type ("" for all of them)."""
+    """The meaning of absent config.json keys of an architecture, by model type ("" for all of them)."""
     return {line["model_type"]: line["values"] for line in _lines_of(row)}
 
 
 def _rotates(row: str) -> str:
-    """What the class of an architecture rotates of a head; "" where transformers has none."""
+    """How much of a head the architecture's class rotates; "" if transformers has no class."""
     return next((line["rotates"] for line in _lines_of(row) if "rotates" in line), "")
 
 
@@ -92,5 +92,5 @@ def towers_of(file: str) -> tuple[Tower, ...]:
 
 
 def _with_pooling(keys: tuple[Key, ...]) -> tuple[Key, ...]:
-    """The keys, and one for how a sentence-transformers folder pools its hidden states."""
+    """The keys, plus one for the pooling of a sentence-transformers folder."""
     return keys if any(key.gguf == POOLED.gguf for key in keys) else (*keys, POOLED)

@@ -1,4 +1,4 @@
-"""Whisper before language models of several families."""
+"""Whisper towers of language models from several families."""
 
 from __future__ import annotations
 

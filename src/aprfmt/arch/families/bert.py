@@ -15,7 +15,7 @@ from aprfmt.errors import RefusedError
 
 
 def _offset_positions_to_gguf(value: object, scope: Scope) -> int | None:
-    """Positions that a text can have: RoBERTa counts from the id of the padding token on, plus one."""
+    """Maximum text length: RoBERTa's positions start after the padding id."""
     positions, padding = as_int(value, scope.name), scope.size("pad_token_id")
     if positions is None or padding is None:
         return positions
@@ -35,7 +35,7 @@ offset_positions = Converter(_offset_positions_to_gguf, _offset_positions_from_g
 
 
 def _layer_norm(hf: str, gguf: str) -> tuple[TensorRow, ...]:
-    """A LayerNorm, by its names of today and of checkpoints that came from TensorFlow."""
+    """A LayerNorm, under its current names and those of checkpoints converted from TensorFlow."""
     return (
         *norm(hf, gguf, bias=REQUIRED), tensor(f"{hf}.gamma", f"{gguf}.weight", "hidden"),
         tensor(f"{hf}.beta", f"{gguf}.bias", "hidden"),
@@ -53,11 +53,11 @@ _CROSS = tuple(
         *hf_only("hidden", "crossattention.output.LayerNorm"),
     )
 )
-"""Attention to an encoder's output, of a BERT that is a decoder; llama.cpp has none."""
+"""Cross attention of a BERT decoder, which llama.cpp does not support."""
 
 
 def _bert(positions: TensorRow) -> tuple[TensorRow, ...]:
-    """BERT's network: norms behind attention and MLP, biases everywhere, token types."""
+    """BERT's network: post-norm, biases everywhere, token types."""
     return (
         embedding("embeddings.word_embeddings"), positions,
         tensor("embeddings.token_type_embeddings.weight", "token_types.weight", "type_vocab_size,hidden"),
@@ -90,7 +90,7 @@ _BERT = Architecture(
 
 
 def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Architecture:
-    """BERT whose positions count from the id of the padding token on; a GGUF is known by its vocabulary."""
+    """BERT with positions counted from the padding id; a GGUF is recognized by its vocabulary."""
     also = tuple(name for s in more for name in encoder_names(s, "", *HEADS)["hf_classes"])
     types = tuple(name.lower() for name in more)
     return Architecture(

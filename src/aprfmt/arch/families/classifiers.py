@@ -1,4 +1,4 @@
-"""Networks with a head that gives scores or labels for a whole text."""
+"""Networks with a head that scores or labels a whole text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aprfmt.limits import MAX_LABELS
 
 
 def _labels(h: Hyperparams) -> dict[str, str] | None:
-    """Names of a classifier's outputs by number, in order; None where the config has none."""
+    """Label names of a classifier by id, in order; None if the config has none."""
     value = h.extra.get("id2label")
     if value is None:
         return None
@@ -25,7 +25,7 @@ def _labels(h: Hyperparams) -> dict[str, str] | None:
 
 
 def _labels_to_gguf(value: object, scope: Scope) -> list[str]:
-    """A name an output: by their number the runtime knows how many there are. transformers makes up those of two."""
+    """A name per label: llama.cpp takes their number from the list. transformers invents the names of two."""
     labels = _labels(scope.h)
     n = as_int(scope.h.extra.get("num_labels"), "num_labels") or 0
     if n > MAX_LABELS:
@@ -34,7 +34,7 @@ def _labels_to_gguf(value: object, scope: Scope) -> list[str]:
 
 
 def _n_labels_derive(scope: Scope) -> int:
-    """As many as have names; without any, what transformers takes, or the runtime of a GGUF."""
+    """The number of names; without any, transformers' default, or the GGUF's."""
     return len(_labels(scope.h) or ()) or (1 if scope.kv else 2)
 
 
@@ -53,7 +53,7 @@ LABELS = (
     Key("classifier.output_labels", ("id2label",), "str[]", converter=labels),
     Key("", ("num_labels",), converter=n_labels), Key("", ("label2id",), converter=label_ids),
 )
-"""Names of a classifier's outputs, how many there are, and their numbers by name."""
+"""Label names, their number, and their ids by name."""
 _BASES: dict[str, Architecture] = {row.id: row for file in (bert, encoders, qwen) for row in file.ROWS}
 _OUTPUT = "tensors=cls.output.weight"
 
@@ -62,7 +62,7 @@ def _classifier(
     base: str, classes: tuple[str, ...], inside: str, *head: TensorRow, when: str = _OUTPUT, keys: tuple[Key, ...] = (),
     differs: tuple[Difference, ...] = (),
 ) -> Architecture:
-    """The row `base` inside classes that put `inside` before its names, with a head on it."""
+    """The row `base` inside classes that prefix its names with `inside`, with a head."""
     row = _BASES[base]
     own = {name for part in head for name in part.hf}
     network = tuple(
@@ -80,12 +80,12 @@ def _classifier(
 
 
 def _dense(hf: str) -> tuple[TensorRow, ...]:
-    """The layer before the outputs."""
+    """The dense layer before the outputs."""
     return linear(hf, "cls", "hidden,hidden", REQUIRED)
 
 
 def _outputs(hf: str, bias: str | None = REQUIRED) -> tuple[TensorRow, ...]:
-    """The layer that gives the scores."""
+    """The output layer."""
     return linear(hf, "cls.output", "num_labels,hidden", bias)
 
 

@@ -22,7 +22,7 @@ from aprfmt.errors import RefusedError
 
 
 _NORMED_LAYERS = 64
-"""From so many layers on llama.cpp's command-r wants norms of Q and K, and knows none before."""
+"""Number of layers from which llama.cpp's command-r requires norms of Q and K; below it has none."""
 
 
 def _large_qk_norm_to_gguf(value: object, scope: Scope) -> None:
@@ -34,7 +34,7 @@ def _large_qk_norm_to_gguf(value: object, scope: Scope) -> None:
         )
 
 
-# Command-R has few positions, and under another key those that it was trained with.
+# Command-R states a small context, and its training context under another key.
 trained_length = Converter(lambda value, scope: scope.size("model_max_length") or value)
 _ODD_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=own_layer_types)
 _SOME_LAYERS = replace(_ODD_LAYERS, converter=some_layer_types)
@@ -44,7 +44,7 @@ _NO_BIAS = must_be("attention_bias", False)
 
 
 def _parallel(*attention_rows: TensorRow) -> tuple[TensorRow, ...]:
-    """Cohere's decoder: one norm of a layer feeds attention and MLP."""
+    """Cohere's parallel decoder: one norm of a layer feeds attention and MLP."""
     return (
         embedding(), *block(*norm("input_layernorm", "attn_norm"), *attention_rows, *gated_mlp()), *final_norm(),
         *head(),
@@ -59,7 +59,7 @@ norm_of_softmax = Converter(
 
 
 def _dense_prefix(scope: Scope) -> list[str] | None:
-    """Layers without experts stand first and have a period of their own."""
+    """Dense layers come first and have a window period of their own."""
     n_layers, dense = scope.h.num_layers, scope.size("first_k_dense_replace") or 0
     own = as_int(scope.config("prefix_dense_sliding_window_pattern"), "prefix_dense_sliding_window_pattern") or 1
     pattern = scope.h.extra.get("sliding_window_pattern", scope.defaults.get("sliding_window_pattern"))

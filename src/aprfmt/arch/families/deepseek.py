@@ -17,7 +17,7 @@ from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key
 
 
 def _lite_drafts_to_gguf(value: object, scope: Scope) -> object:
-    """llama.cpp's converter leaves the draft layers of DeepSeek-V3 itself aside, and writes those of GLM-4.7-Flash."""
+    """llama.cpp's converter drops the MTP layers of DeepSeek-V3 itself, but writes those of GLM-4.7-Flash."""
     return value or None if scope.h.hf_model_type == "glm4_moe_lite" else None
 
 
@@ -32,7 +32,7 @@ group_choice = Converter(
     nothing, lambda value, scope: "group_limited_greedy" if gguf_int(scope, "expert_group_count") > 1 else "greedy",
 )
 _ROTATED = Key("rope.dimension_count", ("qk_rope_head_dim",), field="head_dim")
-"""What the rope parameters call a head is the part of it that is rotated."""
+"""The rope parameters' head size is the rotated part."""
 _WHOLE_QUERY = f"heads*{KEY.replace('+', '+heads*')},"
 
 ROWS: tuple[Architecture, ...] = (

@@ -21,7 +21,7 @@ _TOKENS = 256
 
 
 def _patches_a_token(value: object, scope: Scope) -> object:
-    """Patches that one token stands for in each direction, where they are not the usual four."""
+    """Patches per token in each direction, if not the usual four."""
     image, patch = (
         scope.size(f"{_CLIP_CONFIG}.{name}") or scope.size(f"vision_config.{name}")
         for name in ("image_size", "patch_size")
@@ -38,9 +38,9 @@ _NECK = "256"
 
 
 def _sam() -> tuple[TensorRow, ...]:
-    """SAM's encoder, whose layers attend to windows or to the whole image, and the convolutions behind it.
+    """SAM's encoder, with windowed or global attention per layer, and its convolutions.
 
-    Tables of relative positions are as long as what a layer attends to, which no config.json says in one place.
+    Tables of relative positions are as long as the attention span of a layer, which no single config.json key states.
     """
     s, width = "model.sam_model.", _SAM_WIDTH
     return (
@@ -95,7 +95,7 @@ _CLIP_WIDTH = f"{_CLIP_SIZES}.width"
 
 
 def _ocr(id: str, hf_class: str, when: str, max_tiles: int) -> Tower:
-    """DeepSeek-OCR: SAM's features go into CLIP's transformer, and both of them into the language model."""
+    """DeepSeek-OCR: SAM's features feed CLIP's transformer, and both feed the language model."""
     v = "model.vision_model."
     return Tower(
         id=id, **whole(hf_class, types=("deepseek_vl_v2",)), hf_when=_SAM, when=when, text="",
@@ -162,7 +162,7 @@ _OCR2 = Tower(
 )
 
 ROWS: tuple[Architecture, ...] = (
-    Architecture(  # DeepSeek's experts behind plain attention, as deepseek-ai/DeepSeek-OCR has them
+    Architecture(  # DeepSeek's experts with plain attention, as in deepseek-ai/DeepSeek-OCR
         id="deepseek_ocr", gguf="deepseek2-ocr", hf_class="DeepseekOCRForCausalLM", model_type="deepseek_vl_v2",
         hf_classes=(), model_types=(),
         tensors=moe_decoder(

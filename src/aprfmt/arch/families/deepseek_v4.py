@@ -1,4 +1,4 @@
-"""DeepSeek V4: compressed attention over streams of hidden states."""
+"""DeepSeek V4: compressed attention over residual streams."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from aprfmt.errors import CorruptError, RefusedError
 compressed_rope = Converter(role=COMPRESSED_ROPE)
 _WINDOW, _CHOSEN, _ALL = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 _RATES: Mapping[str, object] = {_CHOSEN: 4, _ALL: 128}
-"""Positions that become one key, by the kind of layer in transformers: those that an indexer chooses from, all."""
+"""Positions compressed into one key, by layer type in transformers: with an indexer, or all attended."""
 _HASHED = "hash_moe"
 _N_HASHED = 3
 
 
 def _ratios_normalize(value: object, scope: Scope) -> object:
-    """A ratio a layer, 0 of a window alone; by the kinds of layers where transformers wrote the config."""
+    """A ratio per layer, 0 for sliding-window only; from the layer types if transformers wrote the config."""
     extra, n_layers = scope.h.extra, scope.h.num_layers
     kinds = extra.pop("layer_types", None)
     rates = {**_RATES, **as_mapping(extra.pop("compress_rates", None))}
@@ -60,7 +60,8 @@ def _ratios_to_gguf(value: object, scope: Scope) -> object:
 
 
 def _hashed_normalize(value: object, scope: Scope) -> object:
-    """How many layers take the experts of a table; a list of kinds is kept where these are not the first ones."""
+    """The number of leading layers with table-routed experts; a list of types is kept if these are not the first ones.
+    """
     extra, n_layers = scope.h.extra, scope.h.num_layers
     kinds = extra.get("mlp_layer_types")
     if not isinstance(kinds, list):
@@ -79,7 +80,7 @@ def _all_streams(value: object, scope: Scope) -> int | None:
 
 
 def _stages_normalize(value: object, scope: Scope) -> object:
-    """A draft is published with its model, whose layers the config counts; ratios are listed of all of both."""
+    """A draft is published with its model, whose layers the config counts; ratios cover the layers of both."""
     scope.h.extra.pop("num_nextn_predict_layers", None)
     layers, ratios = as_int(value, scope.name), scope.h.extra.get("compress_ratios")
     n_stages = len(ratios) - layers if isinstance(ratios, list) and layers is not None else 0
@@ -113,7 +114,7 @@ _TURNS = "2*hc_mult+hc_mult*hc_mult"
 
 
 def _compressor(hf: str, gguf: str, width: str, layers: str, size: str) -> tuple[TensorRow, ...]:
-    """What makes one key of as many positions as the layer's ratio: `width` values of each, and a key of `size`."""
+    """Compresses the layer's ratio of positions into one key: `width` values of each, and a key of `size`."""
     return (
         tensor(f"{hf}.ape", f"{gguf}_ape.weight", f"compress_ratios,{width}", layers=layers),
         *linear(f"{hf}.wkv", f"{gguf}_kv", f"{width},hidden", layers=layers),
@@ -123,13 +124,13 @@ def _compressor(hf: str, gguf: str, width: str, layers: str, size: str) -> tuple
 
 
 def _attention() -> tuple[TensorRow, ...]:
-    """One key that is the value too; an output of low rank, group of heads by group; what compresses and chooses."""
+    """One key that is also the value; a low-rank output per group of heads; compressor and indexer."""
     indexer, size = "attn.indexer", "index_head_dim"
     return (
         *linear("attn.wq_a", "attn_q_a", "q_lora_rank,hidden"), *norm("attn.q_norm", "attn_q_a_norm", "q_lora_rank"),
         *linear("attn.wq_b", "attn_q_b", "q,q_lora_rank"), *linear("attn.wkv", "attn_kv", "head_dim,hidden"),
         *norm("attn.kv_norm", "attn_kv_a_norm", "head_dim"),
-        *optional(*norm("attn.norm", "attn_kv_a_norm", "head_dim")),  # as transformers saves it
+        *optional(*norm("attn.norm", "attn_kv_a_norm", "head_dim")),  # as saved by transformers
         tensor("attn.attn_sink", "attn_sinks.weight", "heads"),
         *linear("attn.wo_a", "attn_output_a", "o_groups*o_lora_rank,q/o_groups"),
         *linear("attn.wo_b", "attn_output_b", "hidden,o_groups*o_lora_rank"),
@@ -142,7 +143,7 @@ def _attention() -> tuple[TensorRow, ...]:
 
 
 def _draft() -> tuple[TensorRow, ...]:
-    """A draft layer has the two halves of its projection apart."""
+    """An MTP layer has the two halves of its projection as separate tensors."""
     halves = TensorRow(
         ("e_proj.weight", "h_proj.weight"), ("nextn.eh_proj.weight",), ("hidden,hidden",),
         gguf_dims=("hidden,2*hidden",), layers="draft", transposed=True, gguf_transposed=(True,),
@@ -151,7 +152,7 @@ def _draft() -> tuple[TensorRow, ...]:
 
 
 def _experts() -> tuple[TensorRow, ...]:
-    """Experts that a table gives each token in the first layers; a shared one beside them."""
+    """Experts assigned to each token by a table in the first layers; a shared one."""
     return (
         *linear("ffn.gate", "ffn_gate_inp", "experts,hidden"),
         tensor("ffn.gate.tid2eid", "ffn_gate_tid2eid.weight", "vocab,experts_used", layers="hashed", value=INT32),
@@ -226,7 +227,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf="dflash",
         when="hyper_connection.count", hf_class="DeepseekV4DSparkModel", model_type="deepseek_v4",
         hf_classes=("DeepseekV4DSparkModel",), model_types=(), packed_config=_PACKED,
-        # The last stage has what follows all of them; published drafts have three.
+        # The last stage has the tensors that follow all of them; published drafts have three.
         prefixes=tuple(
             (f"mtp.{stage}.{name}", f"mtp.2.{name}")
             for stage in (0, 1, 3)
@@ -239,7 +240,7 @@ ROWS: tuple[Architecture, ...] = (
             *linear("mtp.2.markov_head.markov_w1", "markov_w1", "vocab,dspark_markov_rank"),
             *linear("mtp.2.markov_head.markov_w2", "markov_w2", "vocab,dspark_markov_rank"),
             *optional(*linear("mtp.2.confidence_head.proj", "conf_proj", "1,hidden+dspark_markov_rank")),
-            # Of the model that it is published with, whose layers are carried beside it.
+            # Tensors of the target model, whose layers are carried along.
             *(
                 replace(row, gguf=(), need=OPTIONAL)
                 for row in (embedding("embed"), *final_norm("norm"), *head("head"), *last_stream("hc_head_"))

@@ -1,4 +1,4 @@
-"""Dense decoders of families with one network."""
+"""Dense decoders of families with a single network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aprfmt.errors import RefusedError
 
 
 def _head_norms(hf: str, gguf: str, heads: str) -> TensorRow:
-    """One norm a head, which GGUF stacks."""
+    """One norm per head, which GGUF stacks."""
     row = tensor(f"self_attn.{hf}.norms.{{e}}.weight", f"{gguf}.weight", "head_dim", "qk_layernorm")
     return replace(row, gguf_dims=(f"{heads},head_dim",), count=heads)
 
@@ -29,13 +29,13 @@ _STABLELM_FFN_NORM = norm(
 
 
 def _scale_of_range(value: object, scope: Scope) -> object:
-    """One over the range of the first weights, where the config does not name the scale."""
+    """One over the range of the initial weights, if the config does not state the scale."""
     spread = as_float(scope.config("initializer_range"), "initializer_range")
     return 1 / spread if value is None and spread else DEFAULT
 
 
 def _passes(scope: Scope, layers: int) -> int | None:
-    """How many layers a token passes, of two stacks that run in cycles."""
+    """The number of layer applications per token, for two stacks that run in cycles."""
     high, low = scope.size("H_cycles"), scope.size("L_cycles")
     if high is None or low is None:
         return None
@@ -45,7 +45,7 @@ def _passes(scope: Scope, layers: int) -> int | None:
 
 
 def _layers_of_stack_normalize(value: object, scope: Scope) -> object:
-    """A config that is silent counts the layers of a stack where others count all that a token passes."""
+    """If the config lacks the key, its number of layers is that of a stack, not of all applications."""
     layers = scope.h.num_layers
     if value is not None or layers is None:
         return DEFAULT
@@ -66,7 +66,7 @@ layers_of_stack = Converter(_layers_of_stack_to_gguf, normalize=_layers_of_stack
 
 
 def _every_to_gguf(value: object, scope: Scope) -> object:
-    """A list, one number a layer, also where all are the same."""
+    """A list, one number per layer, even if all are equal."""
     listed = scope.h.extra.get(scope.name)
     return listed if isinstance(listed, list) else value and [value] * (scope.h.num_layers or 0)
 
@@ -76,7 +76,7 @@ def _every_from_gguf(value: object, scope: Scope) -> object:
 
 
 _DIVISOR = 256
-"""Of the widths of all published OpenELMs."""
+"""For the widths of all published OpenELMs."""
 
 
 def _multiplied_from_gguf(value: object, scope: Scope) -> object:
@@ -98,7 +98,8 @@ _STACK = "num_layers_per_stack"
 
 
 def _stack(module: str, first: str = "") -> tuple[TensorRow, ...]:
-    """Layers with gated attention and norms without weights; published checkpoints have its matrices in two."""
+    """Layers with gated attention and norms without weights; published checkpoints have their matrices in two tensors.
+    """
     sides = {"gate_proj": "attn_gate", "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v"}
     halves = dict.fromkeys(("ffn_gate.weight", "ffn_up.weight"), "ffn,hidden")
     quarters = {f"{name}.weight": "q,hidden" for name in sides.values()}
@@ -112,7 +113,7 @@ def _stack(module: str, first: str = "") -> tuple[TensorRow, ...]:
 
 
 _XIELU = {"alpha_n": "1", "alpha_p": "1", "beta": "", "eps": ""}
-"""Numbers of a layer's activation, and the shapes that checkpoints hold them in."""
+"""Parameters of a layer's activation, and their shapes in checkpoints."""
 
 
 ROWS: tuple[Architecture, ...] = (
@@ -212,7 +213,7 @@ ROWS: tuple[Architecture, ...] = (
             must_be("share_input_output_layers", True),
         ),
     ),
-    # What runs H_cycles times: L_cycles times the low stack, then the high one.
+    # H_cycles times: L_cycles times the low stack, then the high one.
     Architecture(
         id="hrm_text", gguf="hrm_text", **hf_names("HrmText", "hrm_text"),
         tensors=(

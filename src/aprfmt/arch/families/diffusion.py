@@ -1,4 +1,4 @@
-"""Networks that fill in masked tokens."""
+"""Masked diffusion language models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aprfmt.arch.row import REQUIRED, Architecture, Key
 _MASKED = (
     Key("attention.causal", kind="bool", constant=False), Key("tokenizer.ggml.mask_token_id", ("mask_token_id",)),
 )
-"""Every position sees every other; what is still to be found stands there as the mask token."""
+"""Attention is bidirectional; unknown positions contain the mask token."""
 _NO_SHIFT = Key("diffusion.shift_logits", kind="bool", constant=False)
 """The logits of a position are those of its own token, not of the next."""
 _QKV_BIAS = "include_bias|include_qkv_bias"

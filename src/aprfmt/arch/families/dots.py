@@ -42,7 +42,7 @@ def _without_window_to_gguf(value: object, scope: Scope) -> list[bool] | None:
 
 
 def _latent_scales(scope: Scope, applied: object) -> object:
-    """What the latent vectors are multiplied by behind their norms, which a GGUF has in the weights of these."""
+    """Scales of the latent vectors after their norms, which a GGUF has folded into the norms' weights."""
     ranks = {"q_lora_scale": "q_lora_rank", "kv_lora_scale": "kv_lora_rank", "swa_kv_lora_scale": "swa_kv_lora_rank"}
     hidden, extra = scope.h.hidden_size or 0, scope.h.extra
     for name, key in ranks.items():
@@ -70,7 +70,7 @@ _ROTATED = "qk_rope_head_dim"
 
 
 def _two_geometries() -> tuple[TensorRow, ...]:
-    """Latent attention of one size in sliding-window layers, of another where an indexer chooses; a gate a head."""
+    """Latent attention with one size in sliding-window layers, another in layers with an indexer; a gate per head."""
     rows: list[TensorRow] = []
     for kind, pre, heads in ((_INDEXED, "", "heads"), (_WINDOW, "swa_", "swa_num_attention_heads")):
         latent, nope, value = f"{pre}kv_lora_rank", f"{pre}qk_nope_head_dim", f"{pre}v_head_dim"
@@ -100,12 +100,12 @@ _HALVES = Difference(
     "llama.cpp's dots3note applies NEOX-style RoPE to the indexer, transformers interleaved RoPE: texts longer than "
     "index_topk select other positions", beyond="index_topk",
 )
-"""Not mended by another order of rows: serving programs know two, told by an index's `indexer_rope_layout`."""
+"""No row order fixes this: engines know two, told apart by an index's `indexer_rope_layout`."""
 _DOTS3_LISTS = {"num_heads": replace(DIMS[4], kind="i32[]", converter=step_heads, draft="swa_num_attention_heads")}
 
 
 def _counts_to_gguf(value: object, scope: Scope) -> object:
-    """Numbers of experts a layer; a config says -1 where there are none."""
+    """Numbers of experts per layer; a config says -1 for layers without."""
     if not isinstance(value, list) or not all(type(count) is int for count in value):
         raise RefusedError(f"{scope.name} is {value!r:.40}, not a list of expert counts")
     return [max(0, count) for count in value]
@@ -120,7 +120,7 @@ _MERGED = "spatial_merge_size*spatial_merge_size*embed_dim"
 
 
 def _of_image(gguf: str, name: str, kind: str = "u32") -> Key:
-    """A key of the preprocessor, which has those of images in an object of their own."""
+    """A key of the preprocessor, which has image settings in an object of their own."""
     return Key(gguf, (f"preprocessor_config.vision_config.{name}", f"preprocessor_config.{name}"), kind)
 
 

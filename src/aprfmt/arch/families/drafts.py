@@ -1,4 +1,4 @@
-"""Draft models that read layers of their target."""
+"""Draft models that read hidden states of their target."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ has_tensors = Converter(lambda value, scope: bool(value), lambda value, scope: b
 
 
 def _eagle_layers(target: Mapping[str, object], scope: Scope) -> list[int] | None:
-    """The layers that EAGLE-3 reads by default: an early, a middle and a late one."""
+    """EAGLE-3's default target layers: an early, a middle and a late one."""
     n_layers = as_int(target.get("num_hidden_layers"), "num_hidden_layers of the target model")
     return [2, n_layers // 2, n_layers - 3] if n_layers is not None else None
 
 
 def _sections(target: Mapping[str, object], scope: Scope) -> list[int] | None:
-    """Positions of one kind alone, for the draft of a model that has several."""
+    """Text positions only, for the draft of a model with several position types."""
     ropes = target.get("rope_parameters") or target.get("rope_scaling")
     if not isinstance(ropes, Mapping) or "mrope_section" not in ropes or scope.h.head_dim is None:
         return None
@@ -39,7 +39,7 @@ def _sections(target: Mapping[str, object], scope: Scope) -> list[int] | None:
 
 
 def _dflash_window(value: object, scope: Scope) -> object:
-    """A window of all layers, which some configs have beside those of single layers."""
+    """A window of all layers, which some configs have besides per-layer ones."""
     if not value:
         return DEFAULT
     window = scope.h.extra.get("dflash_config.swa_window_size") or scope.config("sliding_window")
@@ -48,7 +48,7 @@ def _dflash_window(value: object, scope: Scope) -> object:
 
 
 def _partial_rotary(value: object, scope: Scope) -> object:
-    """Written only where not all of a head is rotated."""
+    """Written only if a part of a head is rotated."""
     return rope.rotary_dim(scope.h) if scope.h.extra.get("partial_rotary_factor") is not None else None
 
 
@@ -59,7 +59,7 @@ def _partial_rotary_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _anchor(value: object, scope: Scope) -> object:
-    """Whether the first token of a block is drafted: not where the speculators library wrote the config."""
+    """Whether the first token of a block is drafted: not if the speculators library wrote the config."""
     if value is not None:
         return DEFAULT
     return not (scope.h.hf_architecture == "DSparkSpeculator" or "aux_hidden_state_layer_ids" in scope.h.extra)
@@ -86,11 +86,11 @@ _OWN_VOCABULARY = (
     TensorRow(("d2t",), ("d2t",), ("draft_vocab_size",), OPTIONAL, value=PLUS_ROW),
     TensorRow(("t2d",), (), ("vocab",), OPTIONAL),
 )
-"""Of a draft with fewer tokens: how far the other model's number of each is from its own, and which ones they are."""
+"""For a draft with fewer tokens: the offset of each id to the target's, and the list of ids."""
 
 
 def _convolutions() -> tuple[TensorRow, ...]:
-    """Of DFlash 2: what mixes neighbours before attention and before the MLP."""
+    """DFlash 2: the convolutions before attention and before the MLP."""
     need, rows = "dflash_config.conv_kernel_size", list[TensorRow]()
     for own, name in (("attention_conv", "attn_conv"), ("mlp_conv", "ffn_conv")):
         rows.append(tensor(f"{own}.base_kernel", f"{name}_base", "2,conv_kernel_size,hidden", need))
@@ -116,13 +116,13 @@ _SELECTOR = (
     tensor("candidate_selector.successor_codebook", "selector_successor.weight", _CODEBOOK, _RANK),
     *linear("candidate_selector.hidden_projection", "selector_hidden", "selector_rank,hidden", need=_RANK),
 )
-"""Of DFlash 2: what chooses among the candidates of a block."""
+"""DFlash 2: selects among the candidates of a block."""
 
 
 def _dflash(
     *more: TensorRow, vocabulary: str = "vocab", layer: tuple[TensorRow, ...] = _LAYER
 ) -> tuple[TensorRow, ...]:
-    """A small decoder that reads hidden states of the other model's layers; it may have its embedding and head."""
+    """A small decoder that reads hidden states of the target's layers; it may have the target's embedding and head."""
     return (
         tensor("embed_tokens.weight", "token_embd.weight", "vocab,hidden", OPTIONAL),
         *linear("fc", "fc", "hidden,target_layer_ids*hidden"), *norm("hidden_norm", "enc.output_norm"),

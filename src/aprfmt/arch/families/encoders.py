@@ -19,14 +19,14 @@ from aprfmt.errors import CorruptError
 
 
 NO_SCALING = Key("rope.scaling.type", kind="str", converter=no_rope_scaling)
-"""Says that positions are not scaled, where they are not."""
+"""Says that positions are not scaled, if they are not."""
 CLASSIFIER = "ForSequenceClassification"
 _MODERNBERT_PERIOD = 3
-"""Of the layers of a ModernBERT that names no layer types: each third from the first on sees everything."""
+"""A ModernBERT without layer types: every third layer, starting with the first, has full attention."""
 
 
 def _modernbert_to_gguf(value: object, scope: Scope) -> object:
-    """Period of the layers that see everything, the first among them; a list where there is none."""
+    """Period of the full-attention layers, starting with the first; a list if they are not periodic."""
     if not isinstance(value, list):
         raise CorruptError("layer_types is not a list")
     full = [i for i, kind in enumerate(value) if kind == FULL]
@@ -53,7 +53,7 @@ modernbert_layers = Converter(_modernbert_to_gguf, _modernbert_from_gguf, _moder
 
 
 def _rotary_bert(fused: str, mlp: tuple[TensorRow, ...], bias: str | None) -> tuple[TensorRow, ...]:
-    """BERT with rotary positions and fused attention, in the names of its authors' code."""
+    """BERT with rotary positions and fused attention, under the names of its authors' code."""
     return (
         embedding("embeddings.word_embeddings"),
         tensor("embeddings.token_type_embeddings.weight", "token_types.weight", "type_vocab_size,hidden"),
@@ -115,7 +115,7 @@ _JINA3 = Architecture(
 _NORM_BIASES = hf_only("hidden", "embeddings.norm.bias", "final_norm.bias") + block(
     *hf_only("hidden", "attn_norm.bias", "mlp_norm.bias"), hf="layers.{n}.",
 )
-"""Of a ModernBERT with `norm_bias`, which llama.cpp does not compute."""
+"""ModernBERT with `norm_bias`, which llama.cpp does not support."""
 _MODERN = Architecture(
     id="modernbert", gguf="modern-bert", **encoder_names("ModernBert", "modernbert", *HEADS),
     tensors=(
@@ -160,7 +160,7 @@ _EUROBERT = Architecture(
 
 
 def _post_norm_normalize(value: object, scope: Scope) -> bool:
-    """Which of two networks of one class: the name of its code, in `auto_map`, tells."""
+    """Which of two networks of one class: the name of its code in `auto_map` tells."""
     return value is True or any("qk-post-norm" in str(code) for code in as_mapping(value).values())
 
 
@@ -168,8 +168,8 @@ qk_post_norm = Converter(
     nothing, lambda value, scope: "blk.0.attn_q_norm.weight" in scope.names, normalize=_post_norm_normalize,
 )
 two_thirds = integer(lambda width: 2 * width // 3, lambda width: width * 3 // 2)
-"""NeoBERT's width: a third of what the config says is the gate's."""
-# Files of llama.cpp's converter, which do not say it, have the checkpoint's order.
+"""NeoBERT's width: a third of the config's value is the gate's."""
+# Files of llama.cpp's converter, which do not say so, have the checkpoint's order.
 by_head = Converter(
     lambda value, scope: None if value else False, lambda value, scope: value is None or bool(value),
     normalize=lambda value, scope: False,
@@ -179,7 +179,8 @@ _PRE = f"!{_POST}"
 _JINA = ("JinaBertModel", "JinaBertForMaskedLM")
 _NEO = ("NeoBERT", "NeoBERTLMHead")
 _BY_HEAD, _BY_THIRDS = "qkv_by_head", "deal:heads,head_dim,head_dim,head_dim"
-"""The checkpoint has Q, K and V head by head, llama.cpp takes all Q, all K, all V; its converter leaves them."""
+"""The checkpoint interleaves Q, K and V by head, llama.cpp expects all Q, all K, all V; its converter does not reorder.
+"""
 
 
 ROWS: tuple[Architecture, ...] = (

@@ -20,14 +20,14 @@ from aprfmt.errors import RefusedError
 
 
 def _every_layer_to_gguf(value: object, scope: Scope) -> object:
-    """The step between layers with experts, which the runtime takes for 1."""
+    """The step between MoE layers, which llama.cpp assumes to be 1."""
     if value not in (None, 1):
         raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} needs experts in every layer")
     return value
 
 
 def _last_layer_to_gguf(value: object, scope: Scope) -> None:
-    """Up to which layer there are experts: a GGUF has no key for it, it is always the last."""
+    """The last MoE layer: a GGUF has no key for it, it is always the last layer."""
     if value not in (None, -1) and scope.h.num_layers is not None and value != scope.h.num_layers - 1:
         raise RefusedError(
             f"{scope.name} is {value}, but a GGUF of {scope.row.gguf!r} has experts up to the last layer"

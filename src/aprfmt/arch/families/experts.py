@@ -1,4 +1,4 @@
-"""Decoders with experts of families with one network."""
+"""MoE decoders of families with a single network."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ all_sparse = Converter(
 
 
 def _own_dense_first_to_gguf(value: object, scope: Scope) -> list[bool] | None:
-    """Which layers have a window, where they are not those that llama.cpp takes by itself."""
+    """Which layers have a sliding window, if they differ from llama.cpp's default."""
     slides = slides_of(value) if value is not None else []
     return None if not any(slides) or slides == periodic(FOURTH, len(slides), first=0) else slides
 
@@ -104,7 +104,7 @@ def _own_dense_first_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _heads_a_layer_from_gguf(value: object, scope: Scope) -> object:
-    """Heads of each layer; the config's one number is that of the first."""
+    """Heads per layer; the config's single number is that of the first."""
     if not isinstance(value, list) or not value:
         return DEFAULT if value is None else ConfigKeys(num_attention_heads=value)
     return ConfigKeys(num_attention_heads=value[0], num_attention_heads_per_layer=value)
@@ -124,7 +124,7 @@ heads_a_layer = Converter(
 
 
 def _dense_list_from_gguf(value: object, scope: Scope) -> object:
-    """The same of a config that knows no other key for it."""
+    """The same for configs that have no other key for it."""
     n_layers, dense = scope.h.num_layers or 0, gguf_int(scope, "leading_dense_block_count")
     return ["dense" if i < dense else "sparse" for i in range(n_layers)]
 
@@ -135,12 +135,12 @@ _ONE_THETA = Difference("llama.cpp's mellum uses one rope_theta for sliding and 
 
 
 def _odd_layer_types(value: object, scope: Scope) -> object:
-    """Layer types that are not the row's pattern, which the runtime knows by itself."""
+    """Layer types, if they differ from the row's pattern, which llama.cpp implies."""
     return None if value == layer_types_derive(scope) else layer_types_to_gguf(value, scope)
 
 
 def _untruncated_from_gguf(value: object, scope: Scope) -> object:
-    """gpt-oss does not round the ends of yarn's ramp; a GGUF cannot say so."""
+    """gpt-oss does not round the bounds of YaRN's ramp; a GGUF cannot express that."""
     scaling = scope.h.extra.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("rope_type") == "yarn":
         scaling["truncate"] = False
@@ -153,7 +153,7 @@ odd_layer_types = replace(layer_types, to_gguf=_odd_layer_types)
 
 
 def _gpt_oss_experts() -> tuple[TensorRow, ...]:
-    """Gate and up rows take turns. Weights stand as [experts, in, out] or as MXFP4 blocks of [experts, out, in]."""
+    """Gate and up rows alternate. Weights are [experts, in, out], or MXFP4 blocks of [experts, out, in]."""
     hf, turns = "mlp.experts.", ("deal:experts*moe_ffn,1,1",)
     halves = dict.fromkeys(("ffn_gate_exps.weight", "ffn_up_exps.weight"), "experts,moe_ffn,hidden")
     down = ("experts,hidden,moe_ffn",)
@@ -190,7 +190,7 @@ def _gpt_oss_experts() -> tuple[TensorRow, ...]:
 
 
 def _root_to_gguf(value: object, scope: Scope) -> float | None:
-    """What attention scores are multiplied with; one over the root of a head by default."""
+    """The factor of attention scores; by default one over the square root of the head size."""
     scale, size = as_float(value, scope.name), scope.h.head_dim
     return scale if scale is not None or not size else size**-0.5
 
@@ -205,7 +205,8 @@ _ORIGINAL = ("original", "yarn")
 
 
 _EVERY = 4
-"""Of so many layers llama.cpp's smallthinker leaves the first without window and rotation, if it has windows."""
+"""Number of layers from which llama.cpp's smallthinker leaves the first without window and rotation, if it has windows.
+"""
 
 
 def _layout(scope: Scope) -> list[int]:
@@ -220,7 +221,7 @@ _WINDOW = 4096
 
 
 def _layout_window_to_gguf(value: object, scope: Scope) -> object:
-    """The window, if a layer has it; the runtime knows one length, in three of four layers."""
+    """The window, if a layer has it; llama.cpp supports one length, in three of four layers."""
     layout = _as_layout(scope.config("sliding_window_layout"), scope)
     if not any(layout):
         return None
@@ -233,7 +234,7 @@ def _layout_window_to_gguf(value: object, scope: Scope) -> object:
 
 
 def _layout_or(otherwise: int) -> Convert:
-    """By whether a GGUF has windows: the layout that llama.cpp knows, or one number for all layers."""
+    """If the GGUF has windows: the layout that llama.cpp supports, else one value for all layers."""
 
     def from_gguf(value: object, scope: Scope) -> object:
         if not scope.kv:
@@ -280,7 +281,7 @@ _ROUTED = rename((COUNT, USED), num_experts=("num_local_experts", "num_experts")
 
 
 def _grok_keys(*family: Key) -> tuple[Key, ...]:
-    """Caps and scales; the experts' activation has no name in a config."""
+    """Caps and scales; the experts' activation has no config key."""
     return (
         *DIMS,
         GROUPED,

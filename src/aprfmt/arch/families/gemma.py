@@ -26,14 +26,16 @@ _BOTH = ("dense_2_in", "dense_2_out", "dense_3_in", "dense_3_out")
 
 
 def _both_dense_to_gguf(value: object, scope: Scope) -> object:
-    """The width of one of two layers behind the pooling, where both are as the runtime computes them."""
+    """The width of one of two layers after pooling, if both are as llama.cpp computes them."""
     extra = scope.h.extra
     whole = all(extra.get(name) for name in _BOTH) and not (extra.get("dense_2_bias") or extra.get("dense_3_bias"))
     return value if whole else None
 
 
 _WIDE_HEADS = {"gemma2": 46, "gemma3": 62}
-"""GGUF name -> layers of the one size that scales by hidden / heads, which the runtime tells by their number."""
+"""GGUF architecture -> number of layers of the one size that scales by hidden / heads, by which llama.cpp recognizes
+it.
+"""
 
 
 def _any_layers_to_gguf(value: object, scope: Scope) -> list[bool] | None:
@@ -48,7 +50,7 @@ def _any_layers_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _query_scale(scope: Scope) -> int | None:
-    """What llama.cpp divides attention scores by the root of."""
+    """The value by whose square root llama.cpp divides attention scores."""
     wide = scope.h.num_layers == _WIDE_HEADS.get(scope.row.gguf)
     return scope.h.plain_head_dim if wide else scope.h.head_dim
 
@@ -67,7 +69,7 @@ query_scale = Converter(
     _query_scale_to_gguf, lambda value, scope: DEFAULT if (scale := _query_scale(scope)) is None else scale,
 )
 _BOTH_DENSE = "dense_2_out&dense_3_in&!dense_2_bias&!dense_3_bias"
-"""llama.cpp has two layers behind the pooling, without biases."""
+"""llama.cpp has two layers after pooling, without biases."""
 _ODD_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", converter=own_layer_types)
 _SOME_LAYERS = replace(_ODD_LAYERS, converter=some_layer_types)
 _QUERY_SCALE = Key("", ("query_pre_attn_scalar",), converter=query_scale)
@@ -85,7 +87,7 @@ def _gemma(*more: TensorRow, after: str = "ffn_norm") -> tuple[TensorRow, ...]:
 
 
 def _sandwiched(*more: TensorRow) -> tuple[TensorRow, ...]:
-    """Gemma's decoder with norms before and behind attention and MLP."""
+    """Gemma's decoder with norms before and after attention and MLP."""
     return _gemma(
         *norm("pre_feedforward_layernorm", "ffn_norm", value="plus_one"),
         *norm("post_feedforward_layernorm", "post_ffw_norm", value="plus_one"), *more, after="post_attention_norm",
@@ -101,11 +103,11 @@ _GEMMA3_KEYS = (
     Key("", ("attn_logit_softcapping",), "f32", allowed=(False,)), _QUERY_SCALE, _NO_BIAS, _GELU,
 )
 _SCALE = 4
-"""How many patches llama.cpp pools in each direction where a GGUF does not say it."""
+"""llama.cpp's default of pooled patches in each direction."""
 
 
 def _patches(scope: Scope) -> int:
-    """Patches along one side of an image; 0 where it is unknown."""
+    """Patches along one side of an image; 0 if unknown."""
     image, patch = (scope.size(f"vision_config.{name}") for name in ("image_size", "patch_size"))
     return image // patch if image and patch else 0
 

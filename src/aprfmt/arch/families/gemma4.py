@@ -19,11 +19,11 @@ from aprfmt.errors import CorruptError, RefusedError
 
 
 _GLOBAL_HEAD = 512
-"""What a Gemma 4 config that is silent means."""
+"""The defaults of a Gemma 4 config."""
 
 
 def _last_full(kinds: list[str] | None) -> list[str] | None:
-    """Gemma 4's last layer sees everything, whatever its config says."""
+    """Gemma 4's last layer has full attention, whatever its config says."""
     return [*kinds[:-1], FULL] if kinds else kinds
 
 
@@ -32,7 +32,7 @@ def _last_full_normalize(value: object, scope: Scope) -> object:
 
 
 def _global_heads_normalize(value: object, scope: Scope) -> object:
-    """What is told of single layers, as the two numbers of the layers that see everything."""
+    """Per-layer values reduced to the two numbers of the full-attention layers."""
     extra, told = scope.h.extra, scope.h.extra.pop("per_layer_config", None)
     kv_heads = extra.pop("num_global_key_value_heads", None) if scope.config("attention_k_eq_v") else None
     if told is None:
@@ -53,13 +53,13 @@ def _global_heads_normalize(value: object, scope: Scope) -> object:
 
 
 def head_sizes(end: str = "") -> Convert:
-    """The size of a head, all of which is rotated: pairs that are not have a frequency of 0."""
+    """The head size, all of which is rotated: unrotated pairs have a frequency of 0."""
     names = [f"{name}{end}" for name in ("attention.key_length", "attention.value_length", "rope.dimension_count")]
     return lambda value, scope: GgufKeys({name: ("u32", value) for name in names if value is not None})
 
 
 def _window_kv_heads_to_gguf(value: object, scope: Scope) -> object:
-    """KV heads: one number, or one a layer where the layers that see everything have another."""
+    """KV heads: one number, or one per layer if full-attention layers differ."""
     other = scope.size("num_global_key_value_heads")
     if other is None or other == value:
         return value
@@ -80,7 +80,7 @@ def _window_kv_heads_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _double_wide_to_gguf(value: object, scope: Scope) -> object:
-    """The width of the MLP: one number, or one a layer where those that share keys and values have twice as much."""
+    """The MLP width: one number, or one per layer if layers that share keys and values have twice as much."""
     width, n_layers = as_int(value, scope.name), scope.h.num_layers
     if width is None or n_layers is None or not scope.config("use_double_wide_mlp"):
         return width
@@ -100,7 +100,7 @@ def _double_wide_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _shared_kv_to_gguf(value: object, scope: Scope) -> object:
-    """llama.cpp takes keys and values of the last two layers that have some: the last sees everything."""
+    """llama.cpp shares keys and values of the last two layers that have some: the last has full attention."""
     shared, n_layers = as_int(value, scope.name) or 0, scope.h.num_layers or 0
     kinds = scope.h.extra.get("layer_types")
     if not shared or not isinstance(kinds, list):
@@ -115,7 +115,7 @@ def _shared_kv_to_gguf(value: object, scope: Scope) -> object:
 
 
 def _values_are_keys_from_gguf(value: object, scope: Scope) -> object:
-    """Whether the layers that see everything have no values of their own."""
+    """Whether full-attention layers use keys as values."""
     slides = scope.gguf("attention.sliding_window_pattern")
     if not scope.names or not isinstance(slides, list):
         return DEFAULT
@@ -124,7 +124,7 @@ def _values_are_keys_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _n_tokens_from_gguf(value: object, scope: Scope) -> object:
-    """As many rows as the vocabulary has."""
+    """As many rows as the vocabulary."""
     tokens = scope.kv.get("tokenizer.ggml.tokens")
     return scope.h.vocab_size or (len(tokens) if isinstance(tokens, Sized) else DEFAULT)
 
@@ -137,7 +137,8 @@ def _n_tokens_to_gguf(value: object, scope: Scope) -> None:
 
 
 _KV_LAYERS, _SPARSE_LAYERS, _SPARSITY = 20, 10, 0.95
-"""Gemma 3n in llama.cpp: so many layers have keys and values, so many at the beginning zero this part of their MLP."""
+"""llama.cpp's constants for Gemma 3n: layers with keys and values, leading layers with a sparse MLP, and its sparsity.
+"""
 
 
 def _sparsity(scope: Scope) -> list[float]:
@@ -153,7 +154,7 @@ def _sparsity_to_gguf(value: object, scope: Scope) -> None:
 
 
 def _sparsity_derive(scope: Scope) -> list[float]:
-    """What a silent config means: small networks are not sparse."""
+    """The default: small networks are not sparse."""
     found = _sparsity(scope)
     return found if len(found) > _SPARSE_LAYERS else [0.0] * len(found)
 
@@ -191,9 +192,9 @@ _GELU = must_be("hidden_activation", "gelu_pytorch_tanh")
 
 
 def _attention(kind: str, head_dim: str, kv_heads: str, values: str = REQUIRED) -> tuple[TensorRow, ...]:
-    """Attention of one kind of layers; `values` says whether it has values that are not its keys.
+    """Attention of one layer type; `values` says whether values are separate from keys.
 
-    Keys and values of a layer that shares those of another are in some checkpoints, unused.
+    Some checkpoints contain unused keys and values of layers that share those of another.
     """
     kv, rows = f"{kv_heads}*{head_dim},hidden", list[TensorRow]()
     for layers, need in ((f"{kind}&!shares_kv", REQUIRED), (f"{kind}&shares_kv", OPTIONAL)):
@@ -232,9 +233,9 @@ _PER_LAYER = "hidden_size_per_layer_input"
 
 
 def _per_layer_model(need: str = REQUIRED) -> tuple[TensorRow, ...]:
-    """Embeddings of a token for each layer, and what makes more of them out of its main embedding.
+    """Per-layer token embeddings, and the projection of the main embedding that is added to them.
 
-    Where fewer tokens have some, a GGUF has zeros for the others, which stand for images and sounds.
+    If fewer tokens have some, a GGUF has zeros for the others, which represent images and audio.
     """
     rows, width = "vocab_size_per_layer_input", f"layers*{_PER_LAYER}"
     table = tensor("model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight", f"{rows},{width}", need)
@@ -260,7 +261,7 @@ _NORMS = (
 
 
 def _gemma3n_layer() -> tuple[TensorRow, ...]:
-    """What a layer has for four streams of hidden states, of which it computes one, and a learned residual."""
+    """The tensors of a layer for four residual streams, of which it computes one, and a learned residual."""
     n = "altup_num_inputs"
     return (
         tensor("altup.correct_output_scale", "altup_correct_scale.weight", "hidden"),

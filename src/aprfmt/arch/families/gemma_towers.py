@@ -19,7 +19,7 @@ _HEIGHT = "preprocessor_config.size.height"
 
 
 def _by_tokens_to_gguf(value: object, scope: Scope) -> object:
-    """llama.cpp counts the tokens of an image as its height by this."""
+    """llama.cpp encodes the number of image tokens as the height."""
     tokens, height = as_int(value, scope.name), scope.size(_HEIGHT)
     if not tokens or not height or height % tokens:
         raise RefusedError(
@@ -43,8 +43,10 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("inverted 5 5", *("inverted 5 0",) * 7, "inverted 0 0", *("attention 3", "inverted 0 0") * 14),
     ("inverted 5 5", *("attention 0", "inverted 0 0") * 19),
 )
-"""Kinds of the blocks of each stage: edge residuals; inverted residuals, with the kernels of the convolutions before
-and between their two matrices, 0 without; attention, with the kernel that makes its keys and values fewer."""
+"""Block types of each stage: edge residuals; inverted residuals, with the kernel sizes of the convolutions before and
+between
+their two matrices, 0 without; attention, with the kernel size that downsamples its keys and values.
+"""
 
 
 def _convolution(name: str, dims: str, norm_of: str = "bn") -> tuple[TensorRow, ...]:
@@ -56,7 +58,7 @@ def _convolution(name: str, dims: str, norm_of: str = "bn") -> tuple[TensorRow, 
 
 
 def _scale(block: str) -> TensorRow:
-    """How much of a block is added."""
+    """The layer scale of a block."""
     name = f"{block}.layer_scale.gamma"
     return tensor(f"{_T}blocks.{name}", f"v.blk.{name}", "any_width", gguf_dims=("1,any_width,1,1",))
 
@@ -100,7 +102,7 @@ def _block(block: str, kind: str) -> tuple[TensorRow, ...]:
 
 
 def _embedder(hf: str, gguf: str, part: str) -> tuple[TensorRow, ...]:
-    """Tokens of their own, and what the network gives as tokens of the language model."""
+    """An embedding for special tokens, and the projection of the tower's output to the language model."""
     width = f"{part}.hidden_size"
     return (
         *linear(f"model.{hf}.embedding", f"{gguf}embedding", f"{part}.vocab_size,{width}"),
@@ -113,7 +115,7 @@ def _embedder(hf: str, gguf: str, part: str) -> tuple[TensorRow, ...]:
 def _feed_forward(
     name: str, end: str, matrix: Callable[[str, str, str], tuple[TensorRow, ...]] = linear
 ) -> tuple[TensorRow, ...]:
-    """Half an MLP on each side of attention; `matrix` makes the rows of a projection."""
+    """The half-step MLP before and after attention; `matrix` makes the rows of a projection."""
     return (
         *norm(f"{name}.pre_layer_norm", f"ffn_norm{end}", _HEARD),
         *matrix(f"{name}.ffw_layer_1", f"ffn_up{end}", f"4*{_HEARD},{_HEARD}"),
@@ -172,7 +174,7 @@ _HEARING = (
     *_embedder("embed_audio", "mm.a.", "audio_config"),
 )
 _POOLED = 3
-"""How many patches llama.cpp pools in each direction where a GGUF does not say it."""
+"""llama.cpp's default of pooled patches in each direction."""
 
 
 unless_three = Converter(lambda value, scope: None if value == _POOLED else value, or_default)
@@ -189,11 +191,11 @@ _MERGED = "patch_size*pooling_kernel_size*patch_size*pooling_kernel_size"
 _WIDTH = "mm_embed_dim"
 _COLOURS_FIRST = (f"swap:1,{_MERGED},3",)
 _FREQUENCIES = 128
-"""Bands of the spectrogram, which no config tells."""
+"""Mel bands, which no config states."""
 
 
 def _clipped(hf: str, gguf: str, dims: str, part: str) -> tuple[TensorRow, ...]:
-    """A matrix with the bounds of what goes in and comes out, where the config of the part asks for bounds."""
+    """A matrix with clamp limits of its input and output, if the config of the part requests them."""
     bounds = ("input_min", "input_max", "output_min", "output_max")
     return (
         tensor(f"{hf}.linear.weight", f"{gguf}.weight", dims),
@@ -276,7 +278,7 @@ _GEMMA4_HEARING = (
 )
 _GEMMA4_SEEN = sees(
     *sizes("vision", image_size=""),
-    # Images keep their sizes; llama.cpp's loader insists on one.
+    # Images keep their sizes; llama.cpp's loader requires one.
     Key("vision.image_size", constant=224),
     *IMAGE,
     epsilon("vision", "vision_config.rms_norm_eps"),
@@ -341,7 +343,7 @@ TOWERS: tuple[Tower, ...] = (
                 Key("vision.image_size", constant=224),
                 Key("vision.patch_size", ("vision_config.patch_size",)),
                 Key("vision.embedding_length", ("vision_config.mm_embed_dim",)),
-                # There are no layers, and llama.cpp's loader insists on their sizes.
+                # The network has no layers, and llama.cpp's loader requires their sizes.
                 Key("vision.feed_forward_length", constant=0),
                 Key("vision.block_count", constant=0),
                 Key("vision.attention.head_count", constant=0),
@@ -367,14 +369,14 @@ TOWERS: tuple[Tower, ...] = (
         text="model.language_model.",
         tensors=(*_SEEING, *_HEARING),
         f32=("^v.conv_stem.", "^a.conv1d.", "^a.blk.*.conv_dw."),
-        # llama.cpp multiplies depthwise kernels with halves only, and dies of others.
+        # llama.cpp supports depthwise kernels in F16 only, and aborts on others.
         f16=("^a.pre_encode.out.weight", ".dw_start.conv.weight", ".dw_mid.conv.weight", ".down_conv.weight"),
         keys=(
             *sees(
                 Key("vision.image_size", ("preprocessor_config.size.height",)),
                 Key("vision.patch_size", ("preprocessor_config.image_seq_length",), converter=height_by_tokens),
                 Key("vision.embedding_length", ("vision_config.hidden_size",)),
-                # llama.cpp's loader insists on sizes of layers that the network does not have.
+                # llama.cpp's loader requires sizes of layers that the network does not have.
                 Key("vision.feed_forward_length", constant=8192),
                 Key("vision.block_count", constant=128),
                 Key("vision.attention.head_count", constant=8),

@@ -29,7 +29,7 @@ from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow, Tower
 
 
 def _glm(*norms: TensorRow) -> tuple[TensorRow, ...]:
-    """GLM's decoder, with gate and up in one tensor on both sides."""
+    """GLM's decoder, with fused gate and up on both sides."""
     return (
         embedding(), *block(*norm("input_layernorm", "attn_norm"), *attention("attention_bias"), *norms, *fused_mlp()),
         *final_norm(), *head(),
@@ -59,7 +59,7 @@ def _ratio_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _ratio_to_gguf(value: object, scope: Scope) -> float | None:
-    """The base frequency: `rope_ratio` times the usual one."""
+    """The base frequency: `rope_ratio` times the default."""
     ratio = as_float(value, scope.name)
     return None if ratio is None else ratio * DEFAULT_THETA
 
@@ -67,12 +67,12 @@ def _ratio_to_gguf(value: object, scope: Scope) -> float | None:
 half = Converter(
     lambda value, scope: scope.h.head_dim and scope.h.head_dim // 2, integer(int, lambda count: 2 * count).from_gguf,
 )
-"""Rotated values of a head: half of them."""
+"""Rotated dimensions: half a head."""
 rope_ratio = Converter(_ratio_to_gguf, _ratio_from_gguf)
 
 
 def _expert(kind: str, gguf: str) -> tuple[TensorRow, ...]:
-    """CogVLM's projections for the tokens of texts or of pictures."""
+    """CogVLM's separate projections for text and image tokens."""
     attn, mlp = f"self_attn.{kind}_expert_", f"mlp.{kind}_mlp."
     beside = "vis_" if gguf else ""
     return (
@@ -88,7 +88,7 @@ _OF_VISION = f"vision_config.{TOWER_WIDTH}"
 
 
 def _pixels_of_token(scope: Scope) -> int:
-    """Pixels of the square of patches that becomes one token, by the preprocessor's words."""
+    """Pixels per side of the patch group of a token, from the preprocessor config."""
     patch, side = (scope.size(f"preprocessor_config.{name}") or 0 for name in ("patch_size", "merge_size"))
     return (patch * side) ** 2
 
@@ -154,7 +154,7 @@ ROWS: tuple[Architecture, ...] = (
         id="glm4", gguf="glm4", **hf_names("Glm4", "glm4"), rope_type=0,
         tensors=(*_GLM4, *block(*draft_layer())), keys=(*_GLM_KEYS, MTP),
     ),
-    Architecture(  # of GLM-4.1V and GLM-OCR: llama.cpp turns halves where positions are triples
+    Architecture(  # GLM-4.1V and GLM-OCR: llama.cpp rotates halves with M-RoPE
         id="glm4v", gguf="glm4", when="rope.dimension_sections", hf_class="Glm4ForCausalLM", model_type="glm4",
         hf_classes=(), model_types=("glm4v", "glm4v_text", "glm_ocr", "glm_ocr_text"), rope_type=0,
         tensors=(*(_halved(row) for row in _GLM4), *block(*draft_layer())),
@@ -211,7 +211,7 @@ ROWS: tuple[Architecture, ...] = (
             must_be("multi_query_attention", True), must_be("post_layer_norm", True), must_be("rmsnorm", True),
         ),
     ),
-    # As zai-org/cogvlm-chat-hf has it. The tensors for pictures are the network's: llama.cpp insists on them.
+    # As in zai-org/cogvlm-chat-hf. The image tensors are part of the network: llama.cpp requires them.
     Architecture(
         id="cogvlm", gguf="cogvlm", **hf_names("CogVLM", "cogvlm"),
         tensors=network(

@@ -1,4 +1,4 @@
-"""GLM 5 Next and Hunyuan 4: streams of hidden states that layers mix."""
+"""GLM 5 Next and Hunyuan 4: residual streams that layers mix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aprfmt.arch.row import MOST, Architecture, Difference, Key, TensorRow
 
 
 def _hy_indexers(value: object, scope: Scope) -> object:
-    """The first layer, and then every fourth from the second on, unless a config says it."""
+    """The first layer, and then every fourth from the second on, unless the config lists them."""
     n_layers = scope.h.num_layers
     if value is not None or n_layers is None:
         return DEFAULT
@@ -32,7 +32,7 @@ _ATTENDS, _LINEAR_KIND = "full_attention", "linear_attention"
 
 
 def _latent_or_linear_normalize(value: object, scope: Scope) -> object:
-    """Every fourth layer attends unless it is said."""
+    """Every fourth layer has attention by default."""
     n_layers = scope.h.num_layers
     if isinstance(value, list) or n_layers is None:
         return plain_kinds(value, scope)
@@ -54,7 +54,7 @@ latent_or_linear = Converter(nothing, _latent_or_linear_from_gguf, normalize=_la
 
 
 def _listed_dense_from_gguf(value: object, scope: Scope) -> object:
-    """The same list, for classes that know no number of dense layers."""
+    """The same list, for classes without a number of dense layers."""
     first, n_layers = scope.size("first_k_dense_replace"), scope.h.num_layers
     return DEFAULT if first is None else ["dense" if i < first else "sparse" for i in range(n_layers or 0)]
 
@@ -64,7 +64,7 @@ _NEIGHBOURS = Difference(
     "llama.cpp's hy_v4 applies interleaved RoPE, transformers NEOX-style RoPE, and llama.cpp's converter does not "
     "permute the rows: logits differ"
 )
-"""Not mended by another order of rows: mlx-lm rotates neighbours of the published ones too."""
+"""No row order fixes this: mlx-lm rotates neighbours of the published ones too."""
 _LINEAR, _LATENT = "linear_attention", "!linear_attention"
 _DELTA = {"size": "linear_head_dim", "heads": "linear_num_heads", "kernel": "linear_conv_kernel_dim"}
 
@@ -83,7 +83,7 @@ _SAVED_GATES = (
     *linear("mlp.linear_gate", "ffn_gate", "ffn,hidden", layers="dense"),
     *linear("mlp.shared_experts.linear_gate", "ffn_gate_shexp", "n_shared_experts*moe_ffn,hidden", layers="moe"),
 )
-"""Gates of Hunyuan 4's MLPs under the names that transformers saves them by; its streams, too, are saved by others."""
+"""Gates of Hunyuan 4's MLPs under transformers' names; its streams, too, are saved under other names."""
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(

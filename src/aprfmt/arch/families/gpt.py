@@ -27,12 +27,12 @@ def conv1d(hf: str, gguf: str, n_in: str, n_out: str) -> tuple[TensorRow, ...]:
 
 
 def _multi_query_normalize(value: object, scope: Scope) -> int | None:
-    """KV heads by the switch: transformers does not look at the number that may stand in the config."""
+    """KV heads from the switch: transformers ignores the number in the config."""
     return scope.h.num_heads if scope.config("multi_query") is False else 1
 
 
 def _falcon_kv_normalize(value: object, scope: Scope) -> int | None:
-    """KV heads: one where attention is multi-query, but for the new decoder, which goes by its number."""
+    """KV heads: one if attention is multi-query; the new decoder architecture uses the number instead."""
     new, multi = scope.config("new_decoder_architecture"), scope.config("multi_query")
     if multi and not new:
         return 1
@@ -40,7 +40,7 @@ def _falcon_kv_normalize(value: object, scope: Scope) -> int | None:
 
 
 def _falcon_kind_from_gguf(value: object, scope: Scope) -> object:
-    """Which of the three Falcons: by the KV heads and the norms of a layer."""
+    """Which of the three Falcons: from the KV heads and the norms of a layer."""
     heads, kv_heads = scope.h.num_heads, scope.h.num_kv_heads
     if not scope.names or kv_heads is None:
         return DEFAULT
@@ -79,7 +79,7 @@ alibi_bias = Converter(
     _alibi_from_gguf,
 )
 _DEALT = More(order=("deal:kv_heads,q/kv_heads,head_dim,head_dim",))
-"""Fused attention of which each group holds its heads of Q, one of K, one of V; GGUF has all Q, all K, all V."""
+"""Fused attention by group: its heads of Q, one of K, one of V; GGUF has all Q, all K, all V."""
 _QKV = "q+2*kv,hidden"
 _GPT_DIMS = rename(
     DIMS, num_layers=("n_layer", "num_hidden_layers"),
@@ -93,7 +93,7 @@ def _positions(hf: str) -> TensorRow:
 
 
 def _gpt2_tensors(layer: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
-    """Tensors of a network with GPT-2's names, learned positions and LayerNorms with biases around `layer`."""
+    """A network with GPT-2's names, learned positions and LayerNorms with biases, with these rows per layer."""
     return (
         embedding("transformer.wte"), _positions("transformer.wpe"),
         *block(
@@ -105,7 +105,7 @@ def _gpt2_tensors(layer: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
 
 
 def _bare(*names: str) -> tuple[tuple[str, str], ...]:
-    """Names of checkpoints that were saved without the model around the network."""
+    """Names in checkpoints that were saved without the wrapping model."""
     return tuple((name, f"transformer.{name}") for name in names)
 
 
@@ -191,7 +191,7 @@ _NEOX = Architecture(
 
 
 def _two_norms(*kinds: str) -> tuple[TensorRow, ...]:
-    """The norms of Falcon 40B and 180B: one before attention, one before the MLP beside it."""
+    """The norms of Falcon 40B and 180B: one before attention, one before the parallel MLP."""
     return tuple(
         TensorRow(
             (f"ln_mlp.{kind}", f"ln_attn.{kind}"), (f"attn_norm.{kind}", f"attn_norm_2.{kind}"), ("hidden",),
@@ -301,7 +301,7 @@ _MPT = Architecture(
 
 
 def _refact_width(value: object, scope: Scope) -> object:
-    """Refact's MLP: two thirds of four times the hidden size, rounded up to 256, whatever the config says."""
+    """Refact's MLP width: two thirds of four times the hidden size, rounded up to 256, whatever the config says."""
     hidden = scope.h.hidden_size
     return None if hidden is None else -(-(8 * hidden // 3) // 256) * 256
 
@@ -389,7 +389,7 @@ ROWS: tuple[Architecture, ...] = (
             must_be("multi_query", True),
         ),
     ),
-    # As inceptionai/jais-family-590m and core42/jais-13b have it; a GGUF has both scales in the matrices.
+    # As in inceptionai/jais-family-590m and core42/jais-13b; a GGUF has both scales folded into the matrices.
     Architecture(
         id="jais", gguf="jais", **hf_names("JAIS", "jais", end="LMHeadModel"),
         ignored=(".attn.bias", ".attn.masked_bias", ".relative_pe.slopes"),
@@ -418,7 +418,7 @@ ROWS: tuple[Architecture, ...] = (
             must_be("activation_function", "swiglu"), must_be("position_embedding_type", "alibi"),
         ),
     ),
-    # As lewtun/talkie-1930-13b-it-hf has it, which rotates the other way round than llama.cpp.
+    # As in lewtun/talkie-1930-13b-it-hf, which rotates in the opposite direction of llama.cpp.
     Architecture(
         id="talkie", gguf="talkie", **hf_names("Talkie", "talkie"), prefixes=(("lm_head.weight", "lm_head"),),
         tensors=(
@@ -437,7 +437,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DIMS, ROPE, HEAD_DIM,
-            # The smallest difference to 1 of a float32, which torch takes by default.
+            # The float32 machine epsilon, torch's default.
             Key("attention.layer_norm_rms_epsilon", kind="f32", field="rms_norm_eps", constant=1.1920929e-07),
             Key("logit_scale", ("lm_head_gain.w_g",), "f32", converter=of_tensor),
         ),

@@ -1,4 +1,4 @@
-"""Granite: dense, with experts, with Mamba layers."""
+"""Granite: dense, MoE and hybrid with Mamba."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCALES = (
 
 
 def _lone_width_to_gguf(value: object, scope: Scope) -> object:
-    """Width of the dense MLP; of a network without experts that is the shared expert's."""
+    """Width of the dense MLP; in a network without experts that is the shared expert's."""
     return value if scope.h.num_experts else scope.h.extra.get("shared_intermediate_size", value)
 
 
@@ -41,7 +41,7 @@ def _rope_switch_to_gguf(value: object, scope: Scope) -> bool:
 
 
 some_experts = Converter(from_gguf=lambda value, scope: value or 0)
-# The runtime refuses more used experts than there are.
+# llama.cpp refuses more used experts than experts.
 used_experts = Converter(lambda value, scope: value if scope.h.num_experts else None)
 rope_switch = Converter(_rope_switch_to_gguf, lambda value, scope: "rope" if value else None)
 _BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
@@ -57,7 +57,7 @@ _GRANITE_SHARED = (
 
 
 def _granite_mlp() -> tuple[TensorRow, ...]:
-    """Routed experts beside a shared one; a network without experts has the shared one as its MLP."""
+    """Routed experts and a shared one; a network without experts uses the shared one as its MLP."""
     lone = (replace(row, gguf=tuple(n.replace("_shexp", "") for n in row.gguf)) for row in _GRANITE_SHARED)
     return (
         *linear("block_sparse_moe.router.layer", "ffn_gate_inp", "experts,hidden", layers="moe"),
@@ -96,7 +96,7 @@ _GRANITE = Architecture(
 
 
 def _rope_pattern_to_gguf(value: object, scope: Scope) -> list[bool] | None:
-    """Which layers are rotated, where not all are, from the base frequency of each: 0 for those that are not."""
+    """Which layers are rotated, if not all, from the base frequency of each: 0 for unrotated ones."""
     listed = value if value is not None else scope.h.extra.get("no_rope_layers")
     if listed is None:
         return None
@@ -116,13 +116,13 @@ rope_pattern = Converter(_rope_pattern_to_gguf, _rope_pattern_from_gguf)
 
 
 def _granite(*mlp: TensorRow) -> tuple[TensorRow, ...]:
-    """Granite's decoder with attention that may look at nothing."""
+    """Granite's decoder with attention sinks."""
     sinks = tensor("self_attn.sinks", "attn_sinks.weight", "heads")
     return decoder(*attention("attention_bias", "attention_bias", permuted=True), sinks, mlp=mlp)
 
 
 def _swa_experts() -> tuple[TensorRow, ...]:
-    """Gate over up in one tensor, on both sides."""
+    """Fused gate over up, on both sides."""
     sparse, shared = "block_sparse_moe", "shared_intermediate_size"
     rows = {"ffn_gate_up_exps": "experts,2*ffn,hidden", "ffn_down_exps": "experts,hidden,ffn"}
     return (
@@ -148,7 +148,7 @@ _GRANITE_KEYS = (
 
 
 def _mapping_to_gguf(value: object, scope: Scope) -> object:
-    """What a GGUF told, else what the lists of the whole model's config.json say; nothing for Granite alone."""
+    """From the GGUF, else from the lists of the whole model's config.json; nothing for Granite itself."""
     n_layers = scope.h.num_layers or 0
     if value is not None:
         return numbers(value, scope.name)[:n_layers]
@@ -185,9 +185,10 @@ _TURNED = "head_dim/2"
 
 
 def _adapters(hf: str, slices: dict[str, tuple[str, str]], width: str) -> tuple[TensorRow, ...]:
-    """Two matrices an adapter for each part of a projection, behind those of none, which are zeros in a GGUF.
+    """Two matrices per adapter for each part of a projection, preceded by those of no adapter, which are zeros in a
+    GGUF.
 
-    `slices` are the parts: GGUF name -> (rows, words for the heads whose rows are turned, "" for none).
+    `slices` are the parts: GGUF name -> (rows, size of the heads whose rows are permuted, "" for none).
     """
 
     def stacked(name: str, gguf: str, rows: str, columns: str, order: tuple[str, ...] = ()) -> TensorRow:
@@ -241,7 +242,7 @@ ROWS: tuple[Architecture, ...] = (
             BIAS_FLAG, count="num_local_experts",
         ),
     ),
-    # As ibm-granite/granite-switch-4.1-3b-preview has it; one of its layers is what chooses, and has no tensors.
+    # As in ibm-granite/granite-switch-4.1-3b-preview; one of its layers is the selector, and has no tensors.
     Architecture(
         id="granite_switch", gguf="graniteswitch", **hf_names("GraniteSwitch", "granite_switch"), rope_type=0,
         ignored=(".rotary_emb.inv_freq", "adapter_token_ids", "control_to_substitute_lut"),

@@ -44,7 +44,7 @@ def _layers_to_gguf(value: object, scope: Scope) -> object:
 
 
 def _layers_from_gguf(value: object, scope: Scope) -> object:
-    """The lists of a config.json, with the number of each projector where that has a layer of the language model."""
+    """The lists of a config.json, with projector indices in place of layers of the language model."""
     layers, offsets = numbers(value, scope.key.gguf), numbers(scope.gguf(_OFFSETS), _OFFSETS)
     depth = as_int(scope.gguf("vision.block_count"), "vision.block_count") or 0
     by_corner = sorted((offset, i) for i, offset in enumerate(offsets) if offset >= 0)
@@ -64,7 +64,7 @@ def _layers_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _side(part: int) -> Converter:
-    """A side of "3/8", the squares of which the projectors make one of the other."""
+    """A side of "3/8": the square sizes between which the projectors downsample."""
     other = f"vision.projector.{('query', 'window')[1 - part]}_side"
 
     def to_gguf(value: object, scope: Scope) -> object:
@@ -80,7 +80,7 @@ def _side(part: int) -> Converter:
 
 
 def _pinpoints_to_gguf(value: object, scope: Scope) -> object:
-    """Sizes of images, width before height."""
+    """Image sizes, width before height."""
     pairs = value if isinstance(value, list) else []
     return [side for pair in pairs for side in numbers(pair, scope.name)[::-1]] or None
 
@@ -101,7 +101,7 @@ def _ffn_of_mult_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _one_width_to_gguf(value: object, scope: Scope) -> object:
-    """Width of Granite's encoder, which llama.cpp takes that of its heads and of the projector's network for, too."""
+    """Width of Granite's encoder, which llama.cpp also uses for its heads and for the projector's network."""
     heads, dim = (scope.size(f"encoder_config.{name}") for name in ("num_heads", "dim_head"))
     others = {
         "encoder_config.num_heads * dim_head": heads * dim if heads and dim else None,
@@ -135,7 +135,7 @@ def _feed_forward(name: str, end: str) -> tuple[TensorRow, ...]:
 
 
 def _attends(name: str, gguf: str, width: str, keys: str) -> tuple[TensorRow, ...]:
-    """Attention of a Q-Former, whose keys and values are `keys` wide before they are projected."""
+    """Attention of a Q-Former, whose keys and values have `keys` input channels."""
     return (
         *linear(f"{name}.attention.query", f"{gguf}_q", f"{width},{width}", REQUIRED),
         *linear(f"{name}.attention.key", f"{gguf}_k", f"{width},{keys}", REQUIRED),
@@ -156,7 +156,7 @@ def _asks(width: str, keys: str, ffn: str) -> tuple[TensorRow, ...]:
 
 
 def _projectors(kind: str) -> tuple[TensorRow, ...]:
-    """Those of a kind: each a Q-Former of one layer."""
+    """The projectors of a kind: each a Q-Former with one layer."""
     rows = (
         tensor("image_positions", "img_pos", f"1,any_window,{TOWER_WIDTH}"),
         *norm("norm", "norm", TOWER_WIDTH, REQUIRED),

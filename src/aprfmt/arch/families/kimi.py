@@ -30,7 +30,7 @@ _KDA_CONFIG = {
 
 
 def kda_config_from_gguf(value: object, scope: Scope) -> object:
-    """The object in which Kimi's own code, and llama.cpp's converter, look for what transformers has beside it."""
+    """The object in which Kimi's own code and llama.cpp's converter expect what transformers has at the top level."""
     kinds = layer_kinds(scope.h.extra)
     if kinds is None:
         return DEFAULT
@@ -44,7 +44,7 @@ kda_config = Converter(nothing, kda_config_from_gguf, normalize=kda_config_from_
 
 
 def _kda_layers_normalize(value: object, scope: Scope) -> object:
-    """By the list of the attending layers, counted from 1; by every fourth where nothing says it."""
+    """From the list of attention layers, counted from 1; by default every fourth."""
     n_layers = scope.h.num_layers
     if value is not None or n_layers is None:
         return DEFAULT
@@ -60,7 +60,7 @@ def _kda_layers_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _k3_config(value: object, scope: Scope) -> object:
-    """The same, with what only the third Kimi has there. That it has no draft layers is what silence says too."""
+    """The same, with what only the third Kimi has there; absent means no MTP layers."""
     if not scope.h.extra.get("num_nextn_predict_layers"):
         scope.h.extra.pop("num_nextn_predict_layers", None)
     found = kda_config_from_gguf(value, scope)
@@ -92,7 +92,7 @@ _MOE = (
     *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
     tensor("block_sparse_moe.gate.e_score_correction_bias", "exp_probs_b.bias", "experts", layers="moe"),
     *shared_expert("block_sparse_moe.shared_experts", "num_shared_experts*moe_ffn", layers="moe"),
-    *gated_mlp(layers="dense"), *gated_mlp(hf="block_sparse_moe", layers="dense"),  # as transformers saves it
+    *gated_mlp(layers="dense"), *gated_mlp(hf="block_sparse_moe", layers="dense"),  # as saved by transformers
 )
 _COUNT, _USED, _WIDTH = EXPERTS
 _SIZES = (
@@ -127,19 +127,19 @@ _K3_PACKED = {
 }
 _K3_GATES = (
     *linear("g_proj", "ssm_g", f"{_INNER},hidden"),
-    # As long as a head; only as many as there are heads are read.
+    # As long as a head; only as many values as heads are read.
     tensor("A_log", "ssm_a", _SIZE, gguf_dims=(_HEADS,), value="minus_exp", cut=f"{_SIZE}-{_HEADS}"),
 )
 
 
 def _product(hf: str, gguf: str) -> tuple[TensorRow, ...]:
-    """A norm and a projection to one value, which are only used as their product."""
+    """A norm and a projection to one value, of which only the product is used."""
     names = (f"{hf}_norm.weight", f"{hf}_proj.weight")
     return (TensorRow(names, (f"{gguf}.weight",), ("hidden", "1,hidden"), gguf_dims=("hidden",), value=PRODUCT),)
 
 
 def _latent_experts() -> tuple[TensorRow, ...]:
-    """Experts that read and give fewer values than the network has."""
+    """Experts with fewer inputs and outputs than the hidden size."""
     hf, down, up, names = "block_sparse_moe.", f"{_LATENT},hidden", f"hidden,{_LATENT}", ("w1", "w3", "w2")
     experts_hf = f"{hf}experts.{{e}}."
     in_floats = experts(experts_hf, names, layers="moe")
@@ -153,7 +153,7 @@ def _latent_experts() -> tuple[TensorRow, ...]:
 
 
 _LEAST_PATCHES = 8
-"""Patches of the smallest image that Kimi K2.5's GGUF asks for."""
+"""Minimum number of image patches in Kimi K2.5's GGUF."""
 
 
 def _merge_kernel_to_gguf(value: object, scope: Scope) -> object:
@@ -195,11 +195,11 @@ _GRID = "init_pos_emb_height,init_pos_emb_width"
 _CELLS = "init_pos_emb_height*init_pos_emb_width"
 _K25 = "vt_hidden_size"
 _TURN = f"head:2*{_K25},2*vt_num_attention_heads,{_K25}/vt_num_attention_heads/4,2"
-"""Q and K: the pairs of the two directions, which alternate in a checkpoint, behind one another."""
+"""Q and K: the pairs of the two directions alternate in a checkpoint and are grouped in a GGUF."""
 
 
 def kimi_k25(projector_names: tuple[str, str]) -> tuple[TensorRow, ...]:
-    """MoonViT in three dimensions, of which a still image has two."""
+    """MoonViT in three dimensions, of which an image uses two."""
     first, second = projector_names
     blocks = f"{_V}encoder.blocks.{{n}}."
     return (

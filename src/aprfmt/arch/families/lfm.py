@@ -57,7 +57,7 @@ def _has_one_kind(value: object, scope: Scope) -> bool:
 
 
 def _lfm2_width(value: object, scope: Scope) -> object:
-    """LFM2 as it is held: the width that the MLP really has, with nothing left to adjust."""
+    """LFM2 in stored form: the actual width of the MLP, without adjustment keys."""
     width, extra = as_int(value, scope.name), scope.h.extra
     if width is None or not extra.get("block_auto_adjust_ff_dim"):
         return DEFAULT
@@ -146,7 +146,7 @@ _BATCH_NORM = "conformer.layers.{n}.conv.batch_norm"
 
 
 def _fast_conformer() -> tuple[TensorRow, ...]:
-    """A conformer behind convolutions that take eight frames at a time."""
+    """A conformer after convolutions with a stride of eight frames."""
     many = "subsampling_conv_channels"
     first: list[TensorRow] = []
     for n, shape in ((0, "1,3,3"), (2, "1,3,3"), (3, f"{many},1,1"), (5, "1,3,3"), (6, f"{many},1,1")):

@@ -24,7 +24,7 @@ from aprfmt.arch.row import HEAD, OPTIONAL, OWN, REQUIRED, Architecture, Key, Te
 
 
 def _expert_width_to_gguf(value: object, scope: Scope) -> object:
-    """The width of one shared expert; the runtime multiplies it with their number."""
+    """The width of one shared expert; llama.cpp multiplies it by their number."""
     return scope.h.moe_intermediate_size if value is None else value
 
 
@@ -34,7 +34,7 @@ _QKV = {"attn_q.weight": "q,hidden", "attn_k.weight": "kv,hidden", "attn_v.weigh
 
 
 def _bailing(*attention_rows: TensorRow, dense: str = "", head: str = "") -> tuple[TensorRow, ...]:
-    """Ling's decoder: experts after the first few layers, and one that all tokens share."""
+    """Ling's decoder: leading dense layers, experts, and a shared expert."""
     return (
         embedding("model.word_embeddings"),
         *block(

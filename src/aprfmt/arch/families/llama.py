@@ -1,4 +1,4 @@
-"""Llama and networks that are one but for a few fields."""
+"""Llama and variants of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key, TensorRow
 
 
 _STEP = 4
-"""SmolLM3's runtime leaves every fourth layer unrotated, whatever a file says."""
+"""llama.cpp's SmolLM3 leaves every fourth layer unrotated, whatever a file says."""
 
 
 def _rotated(n_layers: int, step: int) -> list[int]:
@@ -39,7 +39,7 @@ _IMAGE_TOKENS = ("IMGIMG", "<image>")
 
 
 def _image_tokens(value: object, scope: Scope) -> object:
-    """The tokens of Chameleon's pictures and their ids, which the class needs and a GGUF has with its vocabulary."""
+    """Chameleon's image tokens and their ids, which the class needs and a GGUF stores with its vocabulary."""
     tokens = scope.kv.get("tokenizer.ggml.tokens")
     if not scope.kv:
         return DEFAULT
@@ -55,7 +55,7 @@ _BIASED = decoder(*attention("attention_bias", "attention_bias", permuted=True),
 
 
 def _head_norms(side: str, heads: str) -> tuple[TensorRow, ...]:
-    """A norm with a bias for each head, whose values follow the rotary order of the head."""
+    """A norm with bias per head, whose values follow the rotary order of the head."""
     rows = norm(f"self_attn.{side}_norm", f"attn_{side}_norm", f"{heads},head_dim", REQUIRED)
     order = (f"swap:{heads},2,head_dim/2",)
     return tuple(replace(row, dims=(f"{heads},head_dim",), order=order, flat=True) for row in rows)

@@ -20,7 +20,7 @@ def _is_unstepped(value: object, scope: Scope) -> bool:
 
 
 _BARE_EXPERTS = 128
-"""So many experts has the Llama 4 whose Q and K llama.cpp does not norm."""
+"""Number of experts of the Llama 4 whose Q and K llama.cpp does not normalize."""
 
 
 stepped_moe_layers = Converter(
@@ -37,7 +37,7 @@ _FOURTH = Key("", ("layer_types",), "str[]", converter=every_fourth_full)
 
 
 def _llama4_experts() -> tuple[TensorRow, ...]:
-    """Gate beside up, as [experts, in, out]."""
+    """Gate and up side by side, as [experts, in, out]."""
     halves = dict.fromkeys(("ffn_gate_exps.weight", "ffn_up_exps.weight"), "experts,moe_ffn,hidden")
     return (
         *linear("feed_forward.router", "ffn_gate_inp", "experts,hidden", layers="moe"),

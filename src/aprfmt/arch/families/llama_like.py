@@ -1,4 +1,4 @@
-"""Networks of other families that are a Llama but for a few fields."""
+"""Networks of other families that are variants of Llama."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS: tuple[Architecture, ...] = (
         id="internlm2", gguf="internlm2", **hf_names("InternLM2", "internlm2"), rope_type=0,
         tensors=network(
             *norm("attention_norm", "attn_norm"),
-            # Each group holds its queries, one key and one value; queries and keys are in llama's rotary order.
+            # Each group has its queries, one key and one value; queries and keys are in llama's rotary order.
             split(
                 "attention.wqkv.weight", "q+2*kv,hidden", _QKV,
                 order=("deal:kv_heads,q/kv_heads,head_dim,head_dim", "head:q+kv,heads+kv_heads,2,head_dim/2"),
@@ -36,7 +36,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="orion", gguf="orion", **hf_names("Orion", "orion"),
         tensors=decoder(*attention(), norm_bias="required"),
-        # Its config says rms_norm_eps, its norms are layer norms.
+        # Its config says rms_norm_eps, but its norms are layer norms.
         keys=(
             _META_LAYOUT, *rename(DIMS, max_position_embeddings=("max_sequence_length", "max_position_embeddings")),
             GROUPED, replace(LAYER_EPS, hf=("rms_norm_eps",)), ROPE, SILU,

@@ -1,4 +1,4 @@
-"""Mamba, and networks that mix it with attention."""
+"""Mamba, and hybrids of it with attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aprfmt.errors import RefusedError
 
 
 def _rank_derive(scope: Scope) -> int | None:
-    """A sixteenth of the hidden size, rounded up: what "auto" means."""
+    """A sixteenth of the hidden size, rounded up: the meaning of "auto"."""
     return -(-scope.h.hidden_size // 16) if scope.h.hidden_size else None
 
 
@@ -29,7 +29,7 @@ auto_rank = Converter(
 
 
 def _steps(found: list[int], n_layers: int, period: str, offset: str) -> ConfigKeys:
-    """Layers that come every `period`, the first at `offset`; of one that stands alone, the next is behind the last."""
+    """Every `period`-th layer, starting at `offset`; for a single one, the next would be after the last."""
     first = found[0] if found else n_layers
     return ConfigKeys({period: found[1] - first if len(found) > 1 else max(n_layers, first + 1), offset: first})
 
@@ -40,7 +40,7 @@ def _period_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _expert_period_from_gguf(value: object, scope: Scope) -> object:
-    """By the layers that have a router."""
+    """From the layers that have a router."""
     n_layers = scope.h.num_layers
     if not scope.names or not n_layers:
         return DEFAULT
@@ -94,7 +94,7 @@ def _layers(*mixers: TensorRow, feed_forward: tuple[TensorRow, ...]) -> tuple[Te
 
 
 def _part_rotated() -> tuple[TensorRow, ...]:
-    """Attention of which a part of each head is rotated: only there a GGUF has neighbours instead of halves."""
+    """Attention with partial rotation: only there a GGUF has neighbours instead of halves."""
 
     def order(heads: str) -> tuple[str, ...]:
         return (f"each:{heads},head_dim,2,rotary/2",)
@@ -127,7 +127,7 @@ _SCALED = {
     "ffn_gate.bias": ":mlp_multipliers.0", "ffn_down.weight": ":mlp_multipliers.1",
     "ffn_down.bias": ":mlp_multipliers.1",
 }
-"""What Falcon H1 multiplies activations by is multiplied into the weights of a GGUF."""
+"""Falcon H1's activation multipliers, which are folded into the weights of a GGUF."""
 _GROUPED = "mamba_n_groups*mamba_d_state"
 _IN_SCALES = tuple(
     f"{rows}:ssm_in_multiplier,ssm_multipliers.{i}"
@@ -146,7 +146,7 @@ def _scaled(rows: tuple[TensorRow, ...]) -> Iterator[TensorRow]:
     for row in rows:
         name = row.gguf[0].removeprefix("blk.{n}.")
         scale = _IN_SCALES if name == "ssm_in.weight" else (_SCALED[name],) if name in _SCALED else ()
-        named = ("blk.{n}.ffn_norm",) if name == "ffn_norm.weight" else row.gguf  # as llama.cpp calls it there
+        named = ("blk.{n}.ffn_norm",) if name == "ffn_norm.weight" else row.gguf  # llama.cpp's name there
         yield replace(row, gguf=named, scale=scale)
 
 
@@ -160,7 +160,7 @@ padded_vocab = Converter(normalize=_padded_normalize)
 
 
 def _twice_to_gguf(value: object, scope: Scope) -> object:
-    """The width of a Mamba layer, of which the runtime knows one."""
+    """The width of a Mamba layer, of which llama.cpp supports one."""
     width, hidden = as_int(value, scope.name), scope.h.hidden_size
     if width is not None and hidden is not None and width != 2 * hidden:
         raise RefusedError(
@@ -175,7 +175,7 @@ expanded_twice = Converter(
 )
 _BLOCKS, _, _WIDTH, _, _ = DIMS
 _UNBOUNDED = Key("context_length", constant=1 << 20)
-"""Written where the network has no positions; a config.json has no such key."""
+"""Written for networks without positions; a config.json has no such key."""
 _EPS = Key("attention.layer_norm_rms_epsilon", ("layer_norm_epsilon", "rms_norm_eps"), "f32", field="rms_norm_eps")
 
 

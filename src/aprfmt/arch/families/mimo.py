@@ -30,7 +30,7 @@ _WINDOWED = "swa_num_key_value_heads"
 
 
 def _heads_by_window_to_gguf(value: object, scope: Scope) -> list[int] | None:
-    """Key-value heads of each layer: of layers with a window, and of the others."""
+    """Key-value heads per layer: of sliding-window layers, and of the others."""
     full, windowed = as_int(value, scope.name), as_int(scope.h.extra.get(_WINDOWED), _WINDOWED)
     kinds = layer_kinds(scope.h.extra)
     if full is None or windowed is None or kinds is None:
@@ -39,7 +39,7 @@ def _heads_by_window_to_gguf(value: object, scope: Scope) -> list[int] | None:
 
 
 def _heads_by_window_from_gguf(value: object, scope: Scope) -> object:
-    """What layers without a window have; in a network without any, half of the others, as transformers doubles it."""
+    """Those of full-attention layers; without any, half of the others, as transformers doubles them."""
     full, windowed = (of_kind(value, scope, slides=slides) for slides in (False, True))
     if full is not None or windowed is None:
         return full
@@ -53,18 +53,18 @@ def _windowed_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _twice_the_heads(scope: Scope) -> int | None:
-    """What transformers' class gives layers with a window."""
+    """What transformers' class gives sliding-window layers."""
     return None if scope.h.num_kv_heads is None else 2 * scope.h.num_kv_heads
 
 
 def _inclusive_window(value: object, scope: Scope) -> object:
-    """`sliding_window_size` counts the positions before the last one."""
+    """`sliding_window_size` excludes the last position."""
     size = as_int(scope.h.extra.pop("sliding_window_size", None), "sliding_window_size")
     return DEFAULT if size is None or scope.h.hf_model_type != "mimo_v2_flash" else size + 1
 
 
 def _fused_to_gguf(value: object, scope: Scope) -> None:
-    """FP8 releases store the fused rows in the order of the devices that they were divided among."""
+    """FP8 releases store the fused rows in tensor-parallel order."""
     packed = as_mapping(scope.h.extra.get("quantization_config"))
     if value == "fused_qkv" and packed.get("quant_method") == "fp8":
         raise RefusedError(
@@ -82,7 +82,7 @@ absent_null = unless_named(None)
 
 
 def _mimo_attention() -> tuple[TensorRow, ...]:
-    """Values of a length of their own; more key-value heads and a sink in sliding-window layers."""
+    """A separate value size; more key-value heads and a sink in sliding-window layers."""
     fused, split, bias = (
         "attention_projection_layout=fused_qkv", "!attention_projection_layout=fused_qkv", "attention_bias",
     )
@@ -100,7 +100,7 @@ def _mimo_attention() -> tuple[TensorRow, ...]:
 
 
 _WHOLE, _WINDOW = -1, 0
-"""How a GGUF marks layers that attend to all of a sound, and those that attend to what is near."""
+"""A GGUF's markers of layers with global and with local attention."""
 
 
 def _beside(scope: Scope, name: str) -> str:
@@ -108,7 +108,7 @@ def _beside(scope: Scope, name: str) -> str:
 
 
 def _whole_to_gguf(value: object, scope: Scope) -> object:
-    """Every so many layers the last attends to all of the sound."""
+    """Every n-th layer has global attention."""
     step, depth = as_int(value, scope.name) or 1, scope.size(_beside(scope, "encoder_layers")) or 0
     return [_WHOLE if layer % step == step - 1 else _WINDOW for layer in range(depth)]
 
@@ -170,11 +170,11 @@ _FIXED: dict[str, object] = {
     f"{_AUDIO}.rope_theta": 640000, f"{_AUDIO}.partial_rotary_factor": 1, f"{_AUDIO}.input_full_attention": True,
     f"{_AUDIO}.add_post_norm": True, f"{_AUDIO}.projection_layers": 2,
 }
-"""What llama.cpp's network takes for granted, as no key tells it."""
+"""What llama.cpp's network implies, since no key states it."""
 
 
 def _local() -> tuple[TensorRow, ...]:
-    """The small transformer over a group of steps, whose heads llama.cpp counts as the tokenizer's."""
+    """The small transformer over a group of steps, whose heads llama.cpp takes from the tokenizer's keys."""
     return (
         *layers(
             *norm("input_layernorm", "ln1", "d_model"),

@@ -18,7 +18,7 @@ from aprfmt.errors import RefusedError
 
 
 def _odd_length_to_gguf(value: object, scope: Scope) -> object:
-    """The length of a value where it is not what llama.cpp takes it for by default."""
+    """The value size, if it differs from llama.cpp's default."""
     return None if value == scope.h.plain_head_dim else value
 
 
@@ -36,7 +36,7 @@ def _given_to_gguf(value: object, scope: Scope) -> object:
 
 given = Converter(_given_to_gguf)
 _ROTATED = Key("rope.dimension_count", ("qk_rope_head_dim",), field="head_dim")
-"""What the rope parameters call a head is the part of it that is rotated."""
+"""The rope parameters' head size is the rotated part."""
 _WHOLE_QUERY = f"heads*{KEY.replace('+', '+heads*')},"
 _LOW_RANK = (
     *linear("self_attn.q_a_proj", "attn_q_a", "q_lora_rank,hidden", need="q_lora_rank"),
@@ -58,7 +58,7 @@ def _depth_scale_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _base_width_to_gguf(value: object, scope: Scope) -> float | None:
-    """MiniCPM's logits are divided by how many times wider than `dim_model_base` the network is."""
+    """MiniCPM divides its logits by the ratio of the hidden size to `dim_model_base`."""
     base = as_int(value, scope.name)
     return scope.h.hidden_size / base if base and scope.h.hidden_size else None
 

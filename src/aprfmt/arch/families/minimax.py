@@ -26,7 +26,7 @@ from aprfmt.errors import RefusedError
 
 
 _EIGHTH = 8
-"""MiniMax's runtime takes each eighth layer for one of full attention where a file does not say it."""
+"""llama.cpp's default for MiniMax: every eighth layer has full attention."""
 
 
 def _lightning_layers_to_gguf(value: object, scope: Scope) -> list[bool] | None:
@@ -58,7 +58,7 @@ _FREQUENCY = "sparse_attention_config.sparse_attention_freq"
 
 
 def _by_flags(name: str, yes: str, no: str, silent: str) -> Convert:
-    """Kinds of layers by the flags of an older key, `silent` everywhere without it."""
+    """Layer types from the flags of an older key, `silent` everywhere without it."""
 
     def normalize(value: object, scope: Scope) -> object:
         flags, n_layers = scope.h.extra.pop(name, None), scope.h.num_layers
@@ -70,7 +70,7 @@ def _by_flags(name: str, yes: str, no: str, silent: str) -> Convert:
 
 
 def _where_sparse(scope: Scope) -> list[str]:
-    """Blocks are chosen in the layers with experts: what llama.cpp takes for granted."""
+    """Blocks are selected in the MoE layers: llama.cpp implies it."""
     kinds = scope.h.extra.get("mlp_layer_types")
     return ["full_attention" if kind == DENSE else BLOCKWISE for kind in kinds] if isinstance(kinds, list) else []
 
@@ -110,7 +110,7 @@ _PLUS_ONE = "plus_one"
 
 
 def _blocks() -> tuple[TensorRow, ...]:
-    """What scores blocks of positions: heads of their own for queries, one key."""
+    """The block indexer: separate query heads, one key."""
     size, layers = "index_head_dim", "indexer"
     return (
         *linear("self_attn.index_q_proj", "indexer.q_proj", f"index_n_heads*{size},hidden", layers=layers),

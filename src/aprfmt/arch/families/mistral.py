@@ -18,7 +18,7 @@ from aprfmt.arch.row import OPTIONAL, Architecture, Key
 
 
 def _temperature_from_gguf(value: object, scope: Scope) -> object:
-    """transformers has no Ministral 3 without a temperature: 0 is what changes nothing."""
+    """transformers requires a temperature for Ministral 3: 0 has no effect."""
     original = "original_max_position_embeddings"
     scope.h.extra["rope_scaling"] = {
         "rope_type": "default", original: original_context(scope.h, scaling_of(scope.h)), **scaling_of(scope.h),
@@ -36,7 +36,7 @@ _PLAIN = decoder(*attention(permuted=True))
 
 
 def _temperature_length(value: object, scope: Scope) -> int | None:
-    """After how many positions queries grow, where they do."""
+    """The number of positions after which queries are scaled, if they are."""
     scaling = scaling_of(scope.h)
     key = "original_max_position_embeddings"
     return as_int(scaling.get(key), key) if scaling.get(BETA) else None
@@ -44,7 +44,7 @@ def _temperature_length(value: object, scope: Scope) -> int | None:
 
 llama_4_length = Converter(_temperature_length, lambda value, scope: DEFAULT)
 _MISTRAL = Architecture(
-    # transformers' Llama asks for heads that divide the hidden size
+    # transformers' Llama requires heads that divide the hidden size
     id="mistral", gguf="llama", when="attention.sliding_window&!expert_count|uneven_heads&!expert_count",
     **hf_names("Mistral", "mistral"), rope_type=0,
     tensors=_PLAIN, keys=(*LLAMA_KEYS, SILU, WINDOW), differs=(NO_WINDOW,),
@@ -76,10 +76,10 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="mistral4", gguf="mistral4",
         **hf_names("Mistral4", "mistral4"), rope_type=0,
-        # All experts stand in two tensors; Mistral's own layout has each by itself.
+        # All experts are in two tensors; Mistral's own layout has one per expert.
         tensors=(
             *sorted(mla_decoder(), key=lambda row: "{e}" in row.hf[0]),
-            *block(  # as other programs write it
+            *block(  # as written by other programs
                 tensor(
                     "mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight", "experts,2*moe_ffn,hidden", OPTIONAL,
                     layers="moe",

@@ -15,13 +15,13 @@ _V = "vision_tower."
 _MM = "multi_modal_projector."
 _PREFIXES = (("model.vision_tower.", _V), (f"model.{_MM}", _MM))
 _BREAK = {"v.token_embd.img_break": "row_of_token:[IMG_BREAK]"}
-"""What stands behind each row of an image, a row of the language model's embedding."""
+"""The row break token of an image, a row of the language model's embedding."""
 _PAIRS = ("swap:num_attention_heads,2,hidden_size/num_attention_heads/2",)
 _SIDE = "spatial_merge_size"
 
 
 def _tensors(v: str, mm: str, *, merges: bool) -> tuple[TensorRow, ...]:
-    """The tower and its projector, which puts neighbouring patches side by side where it `merges` them."""
+    """The tower and its projector, which concatenates neighbouring patches if it `merges` them."""
     merger = (
         *norm(f"{mm}norm", "mm.input_norm", TOWER_WIDTH),
         *linear(f"{mm}patch_merger.merging_layer", "mm.patch_merger", f"{TOWER_WIDTH},{TOWER_WIDTH}*{_SIDE}*{_SIDE}"),

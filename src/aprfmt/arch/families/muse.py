@@ -21,7 +21,7 @@ from aprfmt.errors import RefusedError
 
 
 def _window_theta_to_gguf(value: object, scope: Scope) -> None:
-    """llama.cpp rotates the layers with a window and no others, all by one base frequency."""
+    """llama.cpp rotates sliding-window layers only, all with one base frequency."""
     kinds = scope.h.extra.get("layer_types")
     if not isinstance(value, list) or not isinstance(kinds, list):
         return
@@ -42,7 +42,7 @@ last_dense_layer_types = replace(
 
 
 def _merged_patch(scope: Scope) -> int:
-    """Pixels along one side of a square of patches."""
+    """Pixels along one side of a group of patches."""
     return (scope.size("vision_config.patch_size") or 0) * (scope.size("vision_config.merge_size") or 0)
 
 

@@ -1,4 +1,4 @@
-"""Nemotron: dense, pruned layer by layer, and with Mamba layers."""
+"""Nemotron: dense, pruned layer by layer, and hybrid with Mamba."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNSCALED = Key("rope.scaling.type", kind="str", converter=unscaled)
 
 
 def _per_layer_or_scalar(word: str) -> Converter:
-    """A number, or a list of them where `block_configs` says that layers differ."""
+    """A number, or a list if `block_configs` says that layers differ."""
 
     def to_gguf(value: object, scope: Scope) -> object:
         if isinstance(scope.config("block_configs"), list):
@@ -51,7 +51,7 @@ def _listed_kv_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _blocks_from_gguf(value: object, scope: Scope) -> object:
-    """What `block_configs` says of layers with these heads, key-value heads and widths."""
+    """The `block_configs` of layers with these heads, key-value heads and widths."""
     names = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
     heads, kv_heads, widths = (scope.gguf(name) for name in names)
     if not (is_list(heads) and is_list(kv_heads) and is_list(widths)):
@@ -80,7 +80,7 @@ def _blocks_normalize(value: object, scope: Scope) -> object:
 
 
 def _block_head_dim_to_gguf(value: object, scope: Scope) -> GgufKeys | None:
-    """The size of a head, which does not follow from the heads of a first layer that may have none."""
+    """The head size, which cannot be derived from a first layer without heads."""
     if not isinstance(scope.config("block_configs"), list):
         return None
     return GgufKeys({f"attention.{name}_length": ("u32", scope.h.head_dim) for name in ("key", "value")})
@@ -104,7 +104,7 @@ def _puzzle_blocks(scope: Scope) -> list[Mapping[str, object]]:
 
 
 def _puzzle_normalize(value: object, scope: Scope) -> object:
-    """Kinds of layers and their number, as the blocks have them."""
+    """Layer types and their number, from the blocks."""
     kinds = [block.get("block_type") for block in _puzzle_blocks(scope)]
     return ConfigKeys({"layers_block_type": kinds, "num_hidden_layers": len(kinds)})
 
@@ -122,7 +122,7 @@ def _puzzle_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _of_blocks(name: str) -> Converter:
-    """What each block has under a name, 0 where it has none."""
+    """Each block's value under a name, 0 if absent."""
     return Converter(
         lambda value, scope: [as_int(block.get(name), name) or 0 for block in _puzzle_blocks(scope)],
         lambda value, scope: DEFAULT,
@@ -135,7 +135,7 @@ _BLOCK_OF = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
 
 
 def _block_types(value: object, scope: Scope) -> object:
-    """Nemotron-H: its kinds of layers, which older configs spell as a string of one letter each."""
+    """Nemotron-H's layer types, which older configs spell as a string with one letter each."""
     pattern = scope.h.extra.pop("hybrid_override_pattern", None)
     if value is not None or pattern is None:
         return DEFAULT
@@ -145,7 +145,7 @@ def _block_types(value: object, scope: Scope) -> object:
 
 
 def _block_types_from_gguf(value: object, scope: Scope) -> object:
-    """By the KV heads and the widths of the MLPs: a layer that has neither is a state-space one."""
+    """From the KV heads and the MLP widths: a layer without either is a Mamba layer."""
     heads, widths = scope.gguf("attention.head_count_kv"), scope.gguf("feed_forward_length")
     if not isinstance(heads, list) or not isinstance(widths, list):
         return DEFAULT
@@ -159,7 +159,7 @@ def _count_layers(scope: Scope) -> int | None:
 
 
 def _block_types_to_gguf(value: object, scope: Scope) -> None:
-    """Refuses plain MLPs beside experts: llama.cpp loads experts in every layer with an MLP."""
+    """Refuses dense MLPs in MoE networks: llama.cpp loads experts in every layer with an MLP."""
     if isinstance(value, list) and {"mlp", "moe"} <= set(map(str, value)):
         raise RefusedError(
             f"{scope.name} has moe layers and mlp layers (the first is layer {value.index('mlp')}); llama.cpp's "
@@ -176,7 +176,7 @@ _BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
 
 
 def _attention() -> tuple[TensorRow, ...]:
-    """Without positions; llama.cpp's converter yet gives Q and K llama's rotary order, which changes nothing."""
+    """Without positions; llama.cpp's converter still permutes Q and K, which has no effect."""
     return (
         *linear("q_proj", "attn_q", "q,hidden", order=PAIRS["q"]),
         *linear("k_proj", "attn_k", "kv,hidden", order=PAIRS["kv"]), *linear("v_proj", "attn_v", "kv,hidden"),
@@ -199,7 +199,7 @@ def _ungated(width: str, need: str) -> tuple[TensorRow, ...]:
 
 
 def _experts() -> tuple[TensorRow, ...]:
-    """Experts without a gate beside a shared one; they may work on a narrower copy of the hidden values."""
+    """Experts without a gate and a shared one; they may use a narrower projection of the hidden state."""
     latent = "moe_latent_size"
     return (
         *linear("gate", "ffn_gate_inp", "experts,hidden"),
@@ -220,7 +220,7 @@ _EPS = Key("attention.layer_norm_epsilon", ("layer_norm_epsilon", "norm_eps"), "
 
 
 def _drafts() -> tuple[tuple[str, str], ...]:
-    """Attention and experts of a draft layer are two layers in a checkpoint."""
+    """Attention and experts of an MTP layer are two layers in a checkpoint."""
     layer, first, second = "backbone.layers.{n}.", "mtp.layers.0.", "mtp.layers.1."
     own = ("enorm.", "hnorm.", "eh_proj.", "norm.", *(f"mixer.{name}_proj." for name in "qkvo"))
     renamed = {"final_layernorm.": "shared_head.norm.", "norm.": "post_attention_layernorm."}
@@ -231,7 +231,7 @@ def _drafts() -> tuple[tuple[str, str], ...]:
 
 
 def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf_when: str = "") -> Architecture:
-    """One of the two rows of the class: GGUF has a name for those with experts."""
+    """One of the two rows of the class: GGUF has a separate architecture for MoE."""
     return Architecture(
         id=id, gguf=id, **class_names("NemotronHForCausalLM", types=("nemotron_h",)),
         prefixes=(("model.", "backbone."),), drafts=_drafts(),
@@ -271,7 +271,7 @@ _BY_BLOCK = {
     "expert_feed_forward_length": Key("expert_feed_forward_length", kind="i32[]", converter=puzzle_widths),
     "expert_used_count": Key("expert_used_count", kind="i32[]", converter=puzzle_used),
 }
-_PUZZLE = replace(  # as nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-BF16 has it: each block has experts of its own
+_PUZZLE = replace(  # as in nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-BF16: each block has its own number of experts
     _MOE_ROW, id="nemotron_h_puzzle", when="expert_used_count=0", hf_when="",
     **class_names("NemotronHPuzzleForCausalLM", types=("nemotron_h_puzzle",)), drafts=(),
     tensors=tuple(row for row in _MOE_ROW.tensors if row.layers != "draft"),

@@ -22,7 +22,7 @@ from aprfmt.errors import RefusedError
 
 
 def _mscales_from_gguf(value: object, scope: Scope) -> object:
-    """PhiMoE's longrope names its attention factor twice; a GGUF has one."""
+    """PhiMoE's longrope states its attention factor twice; a GGUF has one."""
     scaling = scope.h.extra.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("rope_type") == "longrope":
         factor = attention_factor(scope.h, "longrope", scaling)
@@ -38,12 +38,12 @@ _SPARSEMIXER = Difference(
 
 
 def _patch(scope: Scope) -> int:
-    """Pixels along one side of a patch, which only the preprocessor says."""
+    """Pixels along one side of a patch, which only the preprocessor states."""
     return scope.size("preprocessor_config.patch_size") or as_int(scope.gguf("vision.patch_size"), scope.name) or 0
 
 
 def _grid_to_gguf(value: object, scope: Scope) -> object:
-    """The side of the image whose patches have a learned position each."""
+    """The image size with a learned position per patch."""
     positions, patch = as_int(value, scope.name) or 0, _patch(scope)
     if isqrt(positions) ** 2 != positions:
         raise RefusedError(f"{scope.name} is {positions}; llama.cpp supports square images only")
@@ -73,7 +73,7 @@ def _phi4_layer(where: str) -> tuple[TensorRow, ...]:
 
 
 def _behind(*rows: TensorRow) -> tuple[TensorRow, ...]:
-    """The rows of tensors for which a GGUF has no place and which a checkpoint may lack."""
+    """Tensors that a GGUF cannot store and a checkpoint may lack."""
     return tuple(replace(row, gguf=(), gguf_dims=(), need=OPTIONAL) for row in rows)
 
 

@@ -19,7 +19,7 @@ from aprfmt.text import first_few
 
 
 def _mamba_step_from_gguf(value: object, scope: Scope) -> object:
-    """The shortest step by which the layers attend that do."""
+    """The shortest distance between attention layers."""
     found, n_layers = attending(scope), scope.h.num_layers
     if found is None or not n_layers:
         return DEFAULT
@@ -32,7 +32,7 @@ def _mamba_step_from_gguf(value: object, scope: Scope) -> object:
 
 
 def _least_rank(scope: Scope) -> int | None:
-    """PLaMo 2's: a sixteenth of the hidden size, but at least 64."""
+    """PLaMo 2's rank: a sixteenth of the hidden size, but at least 64."""
     return max(64, scope.h.hidden_size // 16) if scope.h.hidden_size else None
 
 
@@ -44,7 +44,7 @@ _QKV = "q+2*kv,hidden"
 
 
 def _layers(*mixer: TensorRow) -> tuple[TensorRow, ...]:
-    """Norms before and behind the mixer and the MLP; what they are long by is added to them where they are used."""
+    """Norms before and after the mixer and the MLP; constants are added to their weights."""
     return network(
         *norm("pre_mixer_norm", "attn_norm", value="plus_one"), *mixer,
         tensor("post_mixer_norm.weight", "post_attention_norm", "hidden", value="plus_fifth"),
@@ -70,7 +70,7 @@ _MAMBA = (
 
 
 def _unshared(value: object, scope: Scope) -> object:
-    """Key-value heads of which each serves `n_shared_head` heads."""
+    """Key-value heads that each serve `n_shared_head` heads."""
     heads, shared = scope.h.num_heads, scope.size("n_shared_head")
     return -(-heads // shared) if heads and shared else DEFAULT
 
@@ -118,7 +118,7 @@ ROWS: tuple[Architecture, ...] = (
             must_be("rope_scaling_factor", 1),
         ),
     ),
-    # As pfnet/plamo-13b has it, whose config names no length.
+    # As in pfnet/plamo-13b, whose config states no context length.
     Architecture(
         id="plamo", gguf="plamo", **hf_names("Plamo", "plamo"),
         tensors=network(

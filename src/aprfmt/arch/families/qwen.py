@@ -1,4 +1,4 @@
-"""Qwen: dense and with experts."""
+"""Qwen: dense and MoE."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ number_of = Converter(
 _DEEPSTACK = Key(
     "n_deepstack_layers", ("deepstack_layers", "vision_config.deepstack_visual_indexes"), converter=number_of,
 )
-"""How many layers of the vision tower also feed the first layers of the language model."""
+"""Number of vision tower layers that also feed the first layers of the language model."""
 
 
 def _language(name: str) -> dict[str, object]:
-    """What a config.json of the language model alone says, whatever network it was part of."""
+    """The language model's own config.json, whatever network it was part of."""
     return {"architectures": [f"{name}ForCausalLM"], "model_type": name.lower()}
 
 
 def _published_experts() -> tuple[TensorRow, ...]:
-    """Qwen3-VL's experts as they are published: all in two tensors, input before output."""
+    """Qwen3-VL's experts as published: all in two tensors, input before output."""
     stacked = {f"ffn_{name}_exps.weight": "experts,moe_ffn,hidden" for name in ("gate", "up")}
     order, down = ("deal:experts,moe_ffn,moe_ffn",), "experts,moe_ffn,hidden"
     return (
@@ -46,7 +46,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=decoder(*attention(REQUIRED)), keys=(*DECODER, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, SILU),
         differs=(NO_WINDOW,),
     ),
-    Architecture(  # as KORMo-Team/KORMo-10B-base has it: a llama in all but the names of its norms
+    Architecture(  # as in KORMo-Team/KORMo-10B-base: a llama with other names of its norms
         id="kormo", gguf="qwen2", when="tensors=attn_q.weight&!tensors=attn_q.bias", **hf_names("KORMo", "kormo"),
         tensors=network(
             *norm("pre_attention_layernorm", "attn_norm"), *attention(), *norm("pre_mlp_layernorm", "ffn_norm"),

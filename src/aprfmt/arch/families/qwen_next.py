@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen 3.5: gated delta networks between layers of attention."""
+"""Qwen3-Next and Qwen 3.5: gated delta networks with interleaved attention layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _ratios_to_gguf(value: object, scope: Scope) -> list[int] | None:
 
 def _ratios_from_gguf(value: object, scope: Scope) -> object:
     ratios = [ratio for ratio in value if isinstance(ratio, int)] if isinstance(value, list) else []
-    return max(ratios, default=0) or 1  # of a file that says 0 llama.cpp attends to everything
+    return max(ratios, default=0) or 1  # llama.cpp attends to everything if a file says 0
 
 
 def _tables_to_gguf(value: object, scope: Scope) -> list[int] | None:
@@ -69,12 +69,12 @@ def _first_prime(value: object, scope: Scope) -> object:
 
 
 def _parts_from_gguf(value: object, scope: Scope) -> object:
-    """One: a GGUF holds the table whole."""
+    """One: a GGUF stores the table whole."""
     return 1 if scope.gguf("ple.layers") is not None else DEFAULT
 
 
 def _output_gate_normalize(value: object, scope: Scope) -> object:
-    """The activation of the MLPs, where the config does not name it."""
+    """The activation of the MLPs, if the config does not state it."""
     return scope.config("hidden_act") if value is None else DEFAULT
 
 
@@ -94,7 +94,7 @@ parts_of_table = Converter(nothing, _parts_from_gguf)
 
 
 def _sections_to_gguf(value: object, scope: Scope) -> GgufKeys | None:
-    """The sections of the three positions, where a Qwen3.5 config leaves them to its class; the runtime does not."""
+    """M-RoPE sections that a Qwen3.5 config leaves to its class; llama.cpp needs them."""
     if "mrope_section" in as_mapping(scope.h.extra.get("rope_scaling")):
         return None
     return GgufKeys({"rope.dimension_sections": ("i32[]", [11, 11, 10, 0])})
@@ -109,14 +109,14 @@ delta_width = replace(inner_size, to_gguf=lambda value, scope: inner_size.to_ggu
 _K, _V = f"{_K_HEADS}*{_K_DIM}", f"{_V_HEADS}*{_V_DIM}"
 _QKV = f"2*{_K}+{_V}"
 _RUN = f"{_V}/{_K_HEADS}"
-"""Rows of V (and of Z) that go with one head of K."""
+"""Rows of V (and of Z) per head of K."""
 _TILED = f"1,{_K_HEADS},{_V_HEADS}/{_K_HEADS}"
-"""Heads of V: Hugging Face has those of a head of K together, GGUF the first of each head of K, then the second."""
+"""V heads: Hugging Face groups those of a K head, GGUF has the first of each K head, then the second."""
 _V_ORDER, _QKV_ORDER = (f"swap:{_TILED}",), (f"tail:2*{_K},{_TILED}",)
 
 
 def _attention() -> tuple[TensorRow, ...]:
-    """Attention of the full_attention layers; the rows of Q hold a gate behind each head."""
+    """Attention of the full_attention layers; Q has a gate after each head."""
     bias, at = "attention_bias", More(layers="full_attention|draft")
     return (
         *linear("self_attn.q_proj", "attn_q", "2*q,hidden", bias, **at),
@@ -129,7 +129,7 @@ def _attention() -> tuple[TensorRow, ...]:
 
 
 def _delta_net(*projections: TensorRow, tiled: bool) -> tuple[TensorRow, ...]:
-    """The linear_attention layers; `tiled` where GGUF has the heads of V in another order."""
+    """The linear_attention layers; `tiled` if GGUF orders the heads of V differently."""
     v_order, qkv_order = (_V_ORDER, _QKV_ORDER) if tiled else ((), ())
     kernel = "linear_conv_kernel_dim"
     rows = (
@@ -153,7 +153,7 @@ _FUSED = _delta_net(
     ),
     *linear("in_proj_ba", "ssm_ba", f"2*{_V_HEADS},hidden"), tiled=False,
 )
-"""Qwen3-Next: one projection for Q, K, V and Z, dealt out by the heads of K; another for beta and alpha."""
+"""Qwen3-Next: one projection for Q, K, V and Z, grouped by the heads of K; another for beta and alpha."""
 _SEPARATE = _delta_net(
     *linear("in_proj_qkv", "attn_qkv", f"{_QKV},hidden", order=_QKV_ORDER),
     *linear("in_proj_z", "attn_gate", f"{_V},hidden", order=_V_ORDER),
@@ -211,7 +211,7 @@ _PLUS_ONE = "plus_one"
 
 
 def _streams(hf: str, gguf: str, inject: bool = True) -> tuple[TensorRow, ...]:
-    """What mixes the residual streams before a block and spreads its result over them."""
+    """Mixes the residual streams before a block and distributes its result over them."""
     return (
         *norm(f"{hf}.hc_norm", f"{gguf}_norm", _STREAMS, value=_PLUS_ONE),
         *linear(f"{hf}.input_mix_weight_down", f"{gguf}_down", f"{_MIXED},{_STREAMS}"),
@@ -240,7 +240,7 @@ _CONSTANTS = {
     "ple.head_offsets": ("ngram_heads_offsets", "ngram_heads"),
     "ple.head_vocab_sizes": ("ngram_heads_vocab_sizes", "ngram_heads"),
 }
-"""GGUF key -> the tensor of whole numbers that a checkpoint has for it, and how many."""
+"""GGUF key -> the integer tensor of a checkpoint, and its length."""
 _TABLE = tuple(
     replace(row, layers="ple")
     for row in (
@@ -259,7 +259,7 @@ _SHARDS = TensorRow(
     count="split_ngram_parts",
 )
 _TEMPERATURES = {"choice": 0.85, "score": 0.85, "noul": 0.85 * 1.829074}
-"""What OpenJev divides the logits of answers by, for each type of question."""
+"""OpenJev's logit divisors, by type of question."""
 
 
 ROWS: tuple[Architecture, ...] = (

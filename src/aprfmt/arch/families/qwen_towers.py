@@ -1,4 +1,4 @@
-"""Qwen's towers that see and hear."""
+"""Qwen's vision and audio towers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _THINKER = "thinker_config.vision_config"
 
 
 def _projectors(listed: str, last: str, first: str, up: str, down: str) -> tuple[TensorRow, ...]:
-    """Those of the layers whose features the language model gets, and that of the last layer."""
+    """Projectors of the layers whose features the language model gets, and of the last layer."""
     return (
         *layers(
             *norm(first, "norm", MERGED, REQUIRED, layers="deepstack"),

@@ -15,13 +15,13 @@ from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, T
 
 
 def heads_from_gguf(value: object, scope: Scope) -> object:
-    """The number of heads: a GGUF of these says the size of one, and 0 for their number."""
+    """The number of heads: a GGUF of these states the head size, and 0 for the number."""
     size, hidden = as_int(scope.gguf("wkv.head_size"), "wkv.head_size"), scope.h.hidden_size
     return hidden // size if size and hidden else DEFAULT
 
 
 _LARGE = 4096
-"""Of this hidden size RWKV 6 has projections of twice the rank."""
+"""Hidden size from which RWKV 6 has projections of twice the rank."""
 
 
 def _rank(rank: int) -> Converter:
@@ -29,7 +29,7 @@ def _rank(rank: int) -> Converter:
 
 
 def _rank_from(rank: int) -> Converter:
-    """The same in Qwen 2, where larger ones have it too."""
+    """The same for Qwen 2, where larger ones have it too."""
     return Converter(derive=lambda scope: 2 * rank if (scope.h.hidden_size or 0) >= _LARGE else rank)
 
 
@@ -55,7 +55,7 @@ def _vector(hf: str, gguf: str) -> TensorRow:
 
 
 def _low_ranks(hf: str, mix: str, decay: str, order: tuple[str, ...] = ()) -> tuple[TensorRow, ...]:
-    """What each input takes of the token before, by token, and how fast states decay."""
+    """Token-shift mixing of each input, by token, and the decay of states."""
     fused = tuple(f"{hf}time_maa_{name}" for name in "wkvrg")
     return (
         _vector(f"{hf}time_maa_x", "time_mix_lerp_x.weight"),
@@ -90,7 +90,7 @@ _GATE_RANK = 128
 
 
 def _rank_by(exponent: float, factor: float) -> Converter:
-    """The rank of a product in RWKV 7, in whole 32s."""
+    """The rank of a product in RWKV 7, a multiple of 32."""
 
     def fill(scope: Scope) -> int | None:
         hidden = scope.h.hidden_size
@@ -122,18 +122,18 @@ _FLA_RANKS = dict(
 )
 _FIXED = {"w": "64", "a": "64", "v": "32", "g": "128"}
 _FIRST = {f"blk.0.time_mix_v{i}.weight": f"blk.0.time_mix_a{i}.weight" for i in range(3)}
-"""The first layer has no earlier values to mix its own with."""
+"""The first layer has no earlier values to mix with."""
 _PROJECTIONS = {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
 
 
 def _mixed(letters: str, hf: str = "", need: str = REQUIRED) -> TensorRow:
-    """What each input takes of the token before, in one tensor of a GGUF."""
+    """Token-shift mixing of each input, one tensor in a GGUF."""
     names, dims = tuple(f"{hf}x_{letter}" for letter in letters), f"{len(letters)},1,1,hidden"
     return TensorRow(names, ("time_mix_lerp_fused.weight",), (_ROW,), need, (dims,))
 
 
 def _low_rank(letter: str, rank: str, hf: str = "", need: str = REQUIRED) -> tuple[TensorRow, ...]:
-    """The product of two matrices, and but for the gate a bias; the first layer mixes no values."""
+    """A low-rank product, with a bias except for the gate; the first layer mixes no values."""
     layers = "!first" if letter == "v" else ""
     rows = (
         tensor(f"{hf}{letter}0", f"time_mix_{letter}0.weight", _ROW, need, ("hidden",), layers=layers),
@@ -157,13 +157,13 @@ def _time_mix_tensors(
 
 
 def _idle(hf: str, rank: str) -> tuple[TensorRow, ...]:
-    """What the first layer of some checkpoints has to mix values with, and no network uses."""
+    """Unused value-mixing tensors of the first layer in some checkpoints."""
     dims = (_ROW, f"hidden,{rank}", f"{rank},hidden")
     return tuple(TensorRow((f"{hf}v{i}",), (), (one,), OPTIONAL) for i, one in enumerate(dims))
 
 
 def _lora(letter: str, rank: str) -> tuple[TensorRow, ...]:
-    """A product of two matrices as fla names it: linear layers, stored [out, in]."""
+    """A low-rank product under fla's names: linear layers, stored [out, in]."""
     layers, hf = "!first" if letter == "v" else "", f"attn.{letter}_lora.lora"
     rows = (
         tensor(f"{hf}.2.bias", f"time_mix_{letter}0.weight", "hidden", layers=layers),
@@ -206,7 +206,7 @@ _PLAIN = (
     ),
     *final_norm("model.ln_out", bias=REQUIRED), *head("head"),
 )
-"""The same network as RWKV's own class names it; its matrices of low rank are stored [in, out]."""
+"""The same network under the names of RWKV's own class; its low-rank matrices are stored [in, out]."""
 _INSIDE_QWEN = "self_attn.time_mixer."
 
 

@@ -1,4 +1,4 @@
-"""Networks that speak."""
+"""Text-to-speech networks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _POS, _NEXT = "posnet.n_embd", "convnext.n_embd"
 
 
 def _column(hf: str, gguf: str, dims: str, *, of_weight: bool = False) -> tuple[TensorRow, ...]:
-    """A layer whose bias, and weight if `of_weight`, is a column, as its values stand beside a row of sound."""
+    """A layer whose bias, and weight if `of_weight`, is a column, broadcast over time."""
     return (
         tensor(f"{hf}.weight", f"{gguf}.weight", f"{_POS},1" if of_weight else dims),
         tensor(f"{hf}.bias", f"{gguf}.bias", f"{_POS},1"),
@@ -54,16 +54,16 @@ def _posnet(n: int) -> tuple[TensorRow, ...]:
 
 
 def _placeless(dims: str, *names: str) -> tuple[TensorRow, ...]:
-    """What the network must have, and what a GGUF has no place for."""
+    """Required tensors that a GGUF cannot store."""
     return tuple(TensorRow((name,), (), (dims,)) for name in names)
 
 
 _STAGES = 4
-"""Convolutions of ECAPA-TDNN: a plain one, and three that look at several scales."""
+"""Convolutions of ECAPA-TDNN: a plain one, and three multi-scale ones."""
 _SCALES = 7
-"""Convolutions of such a stage, and with the part that none reads the parts of its width."""
+"""Number of multi-scale convolutions per stage, and number of slices of its width."""
 _BOOKS = 15
-"""Codes of a step of speech behind the first."""
+"""Further codes per speech step."""
 _S = "speaker_encoder."
 _P = "talker.code_predictor."
 _PREDICTOR = "talker_config.code_predictor_config"
@@ -73,7 +73,7 @@ _FIXED = {
     **{"num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 16, "sliding_window": 72},
     **{"rope_theta": 10000, "rms_norm_eps": 1e-5},
 }
-"""What llama.cpp's network takes for granted, as no key tells it."""
+"""What llama.cpp's network implies, since no key states it."""
 _HIDDEN, _LATENT, _DIM = f"{_DECODER}.hidden_size", "latent_dim", "decoder_dim"
 _BOOK = "codebook_dim/2"
 _ATTENTION = f"{_DECODER}.num_attention_heads*{_DECODER}.head_dim"
@@ -84,7 +84,7 @@ def _conv(hf: str, gguf: str, dims: str, layer: str = "") -> tuple[TensorRow, ..
 
 
 def _voice() -> tuple[TensorRow, ...]:
-    """ECAPA-TDNN: the voice of a sound as one vector."""
+    """ECAPA-TDNN: a speaker embedding."""
     wide, kernel = "speaker_encoder_config.enc_channels", "speaker_encoder_config.enc_kernel_sizes"
     part = f"{wide}/{_SCALES + 1}"
     return (
@@ -112,7 +112,7 @@ def _voice() -> tuple[TensorRow, ...]:
 
 
 def _codes() -> tuple[TensorRow, ...]:
-    """A small transformer: the further codes of a step, one after the other."""
+    """A small transformer that predicts the further codes of a step one after the other."""
     size, ffn = f"{_PREDICTOR}.hidden_size", f"{_PREDICTOR}.intermediate_size"
     heads, kv = (f"{_PREDICTOR}.{n}*{_PREDICTOR}.head_dim" for n in ("num_attention_heads", "num_key_value_heads"))
     vocab = f"{_PREDICTOR}.vocab_size"
@@ -142,7 +142,7 @@ def _codes() -> tuple[TensorRow, ...]:
 
 
 def _codebook(part: str, n: int) -> tuple[TensorRow, ...]:
-    """Projections around the books of a quantizer, whose sums and counts a GGUF has the quotients of."""
+    """Projections around the codebooks of a quantizer; a GGUF has the quotients of sums and counts."""
     hf, gguf = f"{_W}quantizer.rvq_{part}", f"a.gen.wav.quant.{part}"
     into, out = f"{_BOOK},codebook_dim", f"codebook_dim,{_BOOK}"
     return (
@@ -157,7 +157,7 @@ def _codebook(part: str, n: int) -> tuple[TensorRow, ...]:
 
 
 def _snake(hf: str, gguf: str, dim: str) -> tuple[TensorRow, ...]:
-    """An activation with a frequency and a strength a channel, both of which a checkpoint has as logarithms."""
+    """A snake activation with a frequency and a magnitude per channel, stored as logarithms in a checkpoint."""
     return (
         tensor(f"{hf}.alpha", f"{gguf}.alpha", dim, value="exp"),
         tensor(f"{hf}.beta", f"{gguf}.beta", dim, value="inverse_exp"),
@@ -165,7 +165,7 @@ def _snake(hf: str, gguf: str, dim: str) -> tuple[TensorRow, ...]:
 
 
 def _longer(n: int) -> tuple[TensorRow, ...]:
-    """A block that halves the channels and makes as much more of the steps, with three residual units."""
+    """An upsampling block that halves the channels, with three residual units."""
     hf, gguf = f"{_W}decoder.{n + 1}.block", f"a.gen.wav.dac.blk.{n}"
     before, after = f"{_DIM}/{2**n}" if n else _DIM, f"{_DIM}/{2 ** (n + 1)}"
     return (
@@ -185,7 +185,7 @@ def _longer(n: int) -> tuple[TensorRow, ...]:
 
 
 def _sound() -> tuple[TensorRow, ...]:
-    """Codes to sound: codebooks, a transformer, convolutions that make a step longer and longer."""
+    """Codes to audio: codebooks, a transformer, upsampling convolutions."""
     return (
         *(row for part, n in (("first", 1), ("rest", _BOOKS)) for row in _codebook(part, n)),
         *_conv(f"{_W}pre_conv.conv", "a.gen.wav.pre_conv", f"{_LATENT},codebook_dim,3"),
@@ -223,7 +223,7 @@ def _sound() -> tuple[TensorRow, ...]:
 
 
 def _told(config: str, *names: str) -> tuple[Key, ...]:
-    """Sizes that a GGUF has no key for."""
+    """Sizes without a GGUF key."""
     return tuple(Key("", (f"{config}.{name}",)) for name in names)
 
 
@@ -237,7 +237,7 @@ _QWEN3_TTS = Tower(
         "a.gen.wav.quant.first.codebook.weight": f"codebooks:{_W}quantizer.rvq_first.vq.layers,1",
         "a.gen.wav.quant.rest.codebook.weight": f"codebooks:{_W}quantizer.rvq_rest.vq.layers,{_BOOKS}",
     },
-    # The network has no convolutions in other dtypes; the values between up and down go beyond F16.
+    # The network has no convolutions in other dtypes; the values between up and down exceed F16.
     f16=(
         "^a.gen.wav.pre_conv.weight", "^a.gen.wav.dac.entry.weight", "^a.gen.wav.dac.post_conv.weight",
         ".up.blk.*.dwconv.weight", ".dac.blk.*.conv1.weight", ".dac.blk.*.conv2.weight",
@@ -273,7 +273,7 @@ _M, _F, _L = "mimi.", "flow_lm.", "flow_lm.flow_net."
 _AUDIO = "audio_config"
 _CODEC, _FILTERS, _FLOW = f"{_AUDIO}.hidden_size", "n_filters", "flow_dim"
 _RATIOS = (4, 5, 6)
-"""How much longer each stage takes a step, from the sound on."""
+"""Upsampling factor of each stage, starting from the audio side."""
 
 
 def _mimi_layers(part: str, gguf: str) -> tuple[TensorRow, ...]:
@@ -299,7 +299,7 @@ def _residual(hf: str, gguf: str, channels: str) -> tuple[TensorRow, ...]:
 
 
 def _seanet() -> tuple[TensorRow, ...]:
-    """Convolutions from a sound to steps, and from steps to a sound."""
+    """Convolutions from audio to steps, and from steps to audio."""
     wide = [f"{2**i}*{_FILTERS}" for i in range(4)]
     enc, dec, a, w = f"{_M}encoder.model", f"{_M}decoder.model", "a.seanet", "a.gen.wav.seanet"
     inward = (
@@ -331,7 +331,7 @@ def _seanet() -> tuple[TensorRow, ...]:
 
 
 def _flow() -> tuple[TensorRow, ...]:
-    """The network that makes a step of sound out of noise, as the language model conditions it."""
+    """The flow network that generates an audio step from noise, conditioned on the language model."""
     return (
         *linear(f"{_L}input_proj", "a.gen.flow.input_proj", f"{_FLOW},latent_dim", REQUIRED),
         *linear(f"{_L}cond_embed", "a.gen.flow.cond_embd", f"{_FLOW},hidden", REQUIRED),
@@ -360,7 +360,7 @@ _POCKET_TTS = Tower(
     gguf="clip",
     hf_class="FlowLMModel",
     model_type="pockettts",
-    # The class that llama.cpp's converter takes it for, and what the published code calls it.
+    # The class that llama.cpp's converter assumes, and the name in the published code.
     hf_classes=("PocketTTSModel", "FlowLMModel"),
     model_types=("pockettts",),
     hf_when="model_type=pockettts",
@@ -419,7 +419,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         ignored=("codebook.cluster_size", "codebook.embed_avg", "codebook.inited"),
     ),
-    # Of both networks below llama.cpp's file holds a computed embedding: none is made, and none is of these rows.
+    # For both networks below llama.cpp's file has a computed embedding, which these rows do not produce.
     Architecture(
         id="qwen3_tts_talker", gguf="qwen3tts",
         **class_names("Qwen3TTSTalkerForConditionalGeneration", types=("qwen3_tts_talker",)),
@@ -465,7 +465,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("", converter=folded),
         ),
     ),
-    # The same network as it is published, without a config.json (arch.configless).
+    # The same network as published, without a config.json (arch.configless).
     Architecture(
         id="pocket_tts_published", gguf="pockettts", when="tensors=bos_emb.weight",
         **class_names("FlowLMModel", types=("pockettts",), bare=("FlowLMModel",)),

@@ -25,7 +25,7 @@ _HALF = "partial_rotary_factor"
 
 
 def _rotated_parts(scope: Scope) -> list[float]:
-    """What is rotated of a head: all in sliding-window layers, half where there is none."""
+    """Rotated dimensions of a head: all in sliding-window layers, half in the others."""
     return [1.0 if kind == "sliding_attention" else 0.5 for kind in layer_kinds(scope.h.extra) or ()]
 
 
@@ -45,7 +45,7 @@ half_rotary = Converter(
 
 
 def _enumerated_dense_normalize(value: object, scope: Scope) -> object:
-    """By the layers with experts, which a text lists; all but the first three by default."""
+    """From the MoE layers, listed in a string; all but the first three by default."""
     listed, n_layers = scope.h.extra.pop("moe_layers_enum", None), scope.h.num_layers
     if value is not None or n_layers is None:
         return DEFAULT
@@ -73,7 +73,7 @@ _WINDOWED_HEADS = "num_sliding_attention_heads"
 
 
 def _step_attention() -> tuple[TensorRow, ...]:
-    """More heads in sliding-window layers; a gate for each head."""
+    """More heads in sliding-window layers; a gate per head."""
     rows: list[TensorRow] = []
     for kind, heads in (("full_attention", "heads"), ("sliding_attention", _WINDOWED_HEADS)):
         rows += [
@@ -105,7 +105,7 @@ _STEP_LISTS = {
     "num_heads": replace(DIMS[4], kind="i32[]", converter=step_heads, draft=MOST),
     "num_kv_heads": replace(GROUPED, kind="i32[]", converter=same_heads, draft=MOST),
 }
-"""Numbers of heads, which a GGUF has for each layer."""
+"""Numbers of heads, which a GGUF states per layer."""
 
 
 of_head_size = Converter(

@@ -15,7 +15,7 @@ from aprfmt.errors import RefusedError
 
 
 def _as_deep_to_gguf(value: object, scope: Scope) -> object:
-    """Layers of the decoder: the runtime keeps room for as many as the encoder has."""
+    """Layers of the decoder: llama.cpp allocates as many as the encoder has."""
     depth, encoder = as_int(value, scope.name), scope.h.num_layers
     if depth is not None and encoder is not None and depth > encoder:
         raise RefusedError(
@@ -31,11 +31,11 @@ _DEC = "num_decoder_layers"
 _ACTS = ("relu", "gelu", "gelu_new", "silu")
 _PLAIN = "|".join(f"feed_forward_proj={act}" for act in _ACTS)
 _GATED = "&".join(f"!feed_forward_proj={act}" for act in _ACTS)
-"""Whether the MLP has a gate: the config puts a word before the activation's name."""
+"""Whether the MLP has a gate: the config prefixes the activation's name."""
 
 
 def _t5_attention(hf: str, gguf: str = "attn") -> tuple[TensorRow, ...]:
-    """Attention of the inner width, heads of a size of their own; the scores are not scaled."""
+    """Attention with an inner width of its own; scores are not scaled."""
     return (
         *linear(f"{hf}.q", f"{gguf}_q", "q,hidden"), *linear(f"{hf}.k", f"{gguf}_k", "q,hidden"),
         *linear(f"{hf}.v", f"{gguf}_v", "q,hidden"), *linear(f"{hf}.o", f"{gguf}_o", "hidden,q"),
@@ -53,7 +53,7 @@ def _t5_mlp(layer: int) -> tuple[TensorRow, ...]:
 
 
 def _t5_layer(layers: str) -> tuple[TensorRow, ...]:
-    """Self-attention with its bias of relative positions: in every layer, or in the first alone, for all of them."""
+    """Self-attention with relative position bias: in every layer, or only in the first, shared by all."""
     bias = ("layer.0.SelfAttention.relative_attention_bias.weight", "attn_rel_b.weight")
     return (
         *norm("layer.0.layer_norm", "attn_norm"), *_t5_attention("layer.0.SelfAttention"),
@@ -76,7 +76,7 @@ def _t5(layers: str) -> tuple[TensorRow, ...]:
         *block(
             *_t5_layer(layers), *norm("layer.1.layer_norm", "cross_attn_norm"),
             *_t5_attention("layer.1.EncDecAttention", "cross_attn"),
-            # Of the first T5; no program reads it.
+            # Of the first T5; unused.
             tensor(unused, "cross_attn_rel_b.weight", "relative_attention_num_buckets,heads", OPTIONAL, layers="first"),
             *_t5_mlp(2),
             hf="decoder.block.{n}.", gguf="dec.blk.{n}.", depth=_DEC,
@@ -106,7 +106,7 @@ _SCALED = (
 )
 _NAMED = "!bare&!model_type=mt5&"
 _IS_SCALED = f"{_NAMED}scale_decoder_outputs|{_NAMED}tied&!scale_decoder_outputs=False"
-# Old checkpoints hold the embedding under the names of both stacks too.
+# Old checkpoints store the embedding under the names of both stacks too.
 _COPIES = (("encoder.embed_tokens.", "shared."), ("decoder.embed_tokens.", "shared."))
 scaled_by_tie = by_tensor("output.weight", there=False, absent=True)
 

@@ -12,7 +12,7 @@ from aprfmt.arch.row import REQUIRED, Architecture, Key, Tower
 _OF_EXPERTS = ("expert_", "leading_dense")
 
 ROWS: tuple[Architecture, ...] = (
-    Architecture(  # every layer is one of DeepSeek's leading dense ones
+    Architecture(  # every layer is one of DeepSeek's leading dense layers
         id="youtu", gguf="deepseek2", when="expert_feed_forward_length&!expert_count", **hf_names("Youtu", "youtu"),
         rope_type=0,
         tensors=decoder(*latent_attention()),
