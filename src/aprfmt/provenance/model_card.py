@@ -1,6 +1,6 @@
-"""Model cards: the front matter of README.md, what its keys mean in terms of `general.*`, and a card from these.
+"""Model cards: the front matter of README.md, its mapping to `general.*` keys, and writing a card.
 
-A card is text that anybody may have written, so it is read within bounds, and what is wrong with it is a warning.
+A card is untrusted text, so it is parsed within limits, and problems become warnings.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ MAX_DEPTH = 16
 
 
 CardFields: TypeAlias = tuple[dict[str, object], dict[str, object]]
-"""Typed APR fields, and what has none (`general`, see provenance)."""
+"""Typed APR fields, and untyped ones (`general`, see provenance)."""
 
 HUB = "https://huggingface.co/"
 
 ENTRY_FIELDS = (*("name", "author", "version", "organization", "description", "url", "doi", "uuid", "repo_url"),)
 MAX_ENTRIES = 4096
-"""Base models, data sets, tags or languages; a longer list is refused."""
+"""Maximum number of base models, data sets, tags or languages; a longer list is refused."""
 
-# Typed field or name in `general` -> keys of a card in the order in which llama.cpp reads them.
+# Typed field or name in `general` -> card keys in the order in which llama.cpp reads them.
 _CARD_INFO = {
     "name": ("name", "model_name"),
     "author": ("author", "model_author", "model_creator"),
@@ -55,7 +55,7 @@ _CARD_ENTRIES = {
     "datasets": ("datasets", "dataset", "dataset_sources"),
 }
 
-# Tasks of text models: the last tag, when it is one of them, is a card's pipeline_tag.
+# Tasks of text models: the last tag that is one of them is a card's pipeline_tag.
 _TASKS = (
     *("text-generation", "text2text-generation", "image-text-to-text", "feature-extraction"),
     *("fill-mask", "sentence-similarity", "text-classification", "text-ranking"),
@@ -75,10 +75,11 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 
 
 def read_card(folder: Path) -> tuple[dict[str, object], list[str]]:
-    """The front matter of the card in `folder`, and a warning when there is one that cannot be read.
+    """The front matter of the card in `folder`, and a warning if it cannot be read.
 
-    Values are str, list and dict only: `no` is the language, `1.0` the version that the author typed. Raises
-    StorageError: a license must not get lost because a disk failed.
+    Values are str, list and dict only: `no` is the language, `1.0` the version as typed. Raises StorageError: a license
+    must
+    not get lost because a disk failed.
     """
     try:
         with Source.open(folder / CARD) as source:
@@ -91,7 +92,7 @@ def read_card(folder: Path) -> tuple[dict[str, object], list[str]]:
 
 
 def parse_card(data: bytes) -> tuple[dict[str, object], list[str]]:
-    """The same from the bytes of a card."""
+    """Parses the bytes of a card."""
     try:
         return front_matter(data), []
     except (CorruptError, LimitError) as error:
@@ -99,7 +100,7 @@ def parse_card(data: bytes) -> tuple[dict[str, object], list[str]]:
 
 
 def front_matter(data: bytes) -> dict[str, object]:
-    """Front matter of the card `data`, {} where it has none. Raises LimitError, CorruptError."""
+    """Front matter of the card `data`, {} without any. Raises LimitError, CorruptError."""
     if len(data) > MAX_CARD_BYTES:
         raise LimitError(f"a model card is limited to {MAX_CARD_BYTES} bytes")
     if not data.removeprefix(b"\xef\xbb\xbf").startswith(_FENCE.encode()):
@@ -122,12 +123,12 @@ def front_matter(data: bytes) -> dict[str, object]:
 
 
 def _load(text: str) -> dict[str, object]:
-    """YAML to str, list and dict; no aliases, no tags that build objects, bounded depth."""
+    """Parses YAML to str, list and dict; no aliases, no object tags, limited depth."""
     import yaml
 
     try:
         _check_events(text)
-        value = yaml.load(text, Loader=yaml.BaseLoader)  # builds nothing but str, list and dict
+        value = yaml.load(text, Loader=yaml.BaseLoader)  # constructs only str, list and dict
     except (CorruptError, LimitError):
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -141,7 +142,7 @@ def _load(text: str) -> dict[str, object]:
 
 
 def _check_events(text: str) -> None:
-    """Refuses anchors, aliases and deep nesting before anything is built: a few bytes of them can mean gigabytes."""
+    """Refuses anchors, aliases and deep nesting before anything is built: a few bytes can expand to gigabytes."""
     import yaml
 
     depth = 0
@@ -171,7 +172,7 @@ def render_card(front: Mapping[str, object], title: str | None, text: str | None
 
 
 def yaml_line(key: str, value: str) -> str:
-    """A line of front matter, whatever the value holds."""
+    """A line of front matter, escaping any value."""
     import yaml
 
     one_line = " ".join(_CONTROL.sub(" ", value).split())
@@ -179,9 +180,9 @@ def yaml_line(key: str, value: str) -> str:
 
 
 def markdown(value: str) -> str:
-    """`value` as a line of plain text: no HTML, code, heading, list, rule or cell of a table begins in it.
+    """`value` as a line of plain text: HTML, code, headings, lists, rules and table cells are escaped.
 
-    Nor does a link: renderers make one of a bare web address, unless an entity hides its `://` or `www.`.
+    So are links: renderers link bare web addresses unless an entity hides the `://` or `www.`.
     """
     line = " ".join(_CONTROL.sub(" ", value).split())
     line = _MARKUP.sub(lambda found: _ENTITIES.get(found[0]) or f"\\{found[0]}", line)
@@ -189,7 +190,7 @@ def markdown(value: str) -> str:
 
 
 def markdown_code(value: str) -> str:
-    """`value` as code in a line of Markdown or a cell of a table."""
+    """`value` as inline code in a line of Markdown or a table cell."""
     words = " ".join(_CONTROL.sub(" ", value).split()).replace("<!--", "<! --")
     return f"`{words.replace('`', chr(39)).replace('|', chr(92) + '|')}`"
 
@@ -198,7 +199,7 @@ def markdown_code(value: str) -> str:
 
 
 def text(value: object) -> str | None:
-    """A string that may be written anywhere: bytes of a GGUF that are not UTF-8 come as replacement characters."""
+    """Printable text: undecodable bytes of a GGUF become replacement characters."""
     if not isinstance(value, str) or not value:
         return None
     return _SURROGATES.sub("\ufffd", value)
@@ -211,7 +212,7 @@ def texts(value: object) -> list[str]:
 
 
 def entries(value: object) -> list[dict[str, str]]:
-    """Base models or data sets with the fields that GGUF has keys for; what is empty is left out."""
+    """Base models or data sets with the fields that have GGUF keys; empty fields are omitted."""
     items = value[:MAX_ENTRIES] if isinstance(value, list) else []
     rows = (
         {name: item for name in ENTRY_FIELDS if (item := text(raw.get(name))) is not None}
@@ -246,13 +247,13 @@ def _entry(value: object) -> dict[str, object]:
 
 
 def _id(value: str) -> str:
-    """A data set of a card by its id, also where the card has its address."""
+    """The id of a card's data set, also if the card has its URL."""
     inner = value.removeprefix(HUB).removeprefix("datasets/")
     return inner if _REPO.fullmatch(inner) else value
 
 
 def hub_id(row: Mapping[str, object]) -> str | None:
-    """The repository's id of a base model or data set where its URL tells one, else the URL itself."""
+    """The repository id in the URL of a base model or data set, else the URL itself."""
     url = row.get("repo_url")
     return _id(url) if isinstance(url, str) else None
 
@@ -262,7 +263,7 @@ def _first(card: Mapping[str, object], keys: tuple[str, ...]) -> str | None:
 
 
 def _card_key(keys: tuple[str, ...]) -> str:
-    """The key under which a field is written: with `model_` before it where that exists."""
+    """The card key of a field: with the prefix `model_` if that exists."""
     return keys[:2][-1]
 
 
@@ -271,7 +272,7 @@ def _list(value: object) -> list[object]:
 
 
 def from_card(card: Mapping[str, object]) -> CardFields:
-    """What the front matter of a card says."""
+    """Converts the front matter of a card."""
     info: dict[str, object] = {name: value for name, keys in _CARD_INFO.items() if (value := _first(card, keys))}
     if licenses := [item for item in _list(card.get("license")) if isinstance(item, str)]:
         info["license"] = ",".join(licenses)
@@ -289,14 +290,14 @@ def from_card(card: Mapping[str, object]) -> CardFields:
 
 
 def from_name_or_path(config: Mapping[str, object]) -> CardFields:
-    """config.json's `_name_or_path`, when it is a repository's id and no path of somebody's machine."""
+    """config.json's `_name_or_path`, if it is a repository id and not a local path."""
     value = config.get("_name_or_path")
     match = _REPO.fullmatch(value) if isinstance(value, str) else None
     return ({"name": title(match["name"])}, {"organization": title(match["org"])}) if match else ({}, {})
 
 
 def from_location(folder: Path) -> CardFields:
-    """What the place of a folder tells: its name, in the hub's cache the repository."""
+    """Fields inferred from a folder's location: its name, in the hub's cache the repository."""
     folder = folder.absolute()
     if _SNAPSHOT.fullmatch(folder.name) and folder.parent.name == "snapshots":
         org, _, name = folder.parent.parent.name.removeprefix("models--").partition("--")
@@ -306,7 +307,7 @@ def from_location(folder: Path) -> CardFields:
 
 
 def is_location(source: object, name: object) -> bool:
-    """Whether `source` is what `from_location` gives a folder of the hub's cache that it calls `name`."""
+    """Whether `source` is what `from_location` infers for a folder of the hub's cache called `name`."""
     repo = _REPO.fullmatch(source.removeprefix(HUB)) if isinstance(source, str) else None
     return repo is not None and source != repo[0] and title(repo["name"]) == name
 
@@ -314,9 +315,9 @@ def is_location(source: object, name: object) -> bool:
 def to_card(
     info: Mapping[str, str], general: Mapping[str, object] | None, *, named_by_folder: bool = False
 ) -> bytes | None:
-    """A README.md that says what is known, None when nothing is.
+    """A README.md with the known fields, None if there are none.
 
-    With `named_by_folder`, name, size and place are what the source folder itself told: no card for these alone.
+    With `named_by_folder`, name, size and location were inferred from the source folder: these alone make no card.
     """
     general = general or {}
     tags = texts(general.get("tags"))
@@ -349,12 +350,12 @@ def to_card(
 
 
 def _dataset_ids(info: Mapping[str, str], general: Mapping[str, object]) -> list[str]:
-    """The data sets' ids; `data_source` knows their spelling where it lists the same ones."""
+    """The data sets' ids; spelled as in `data_source` if it lists the same ones."""
     stated = info.get("data_source", "").split(",")
     return stated if [_entry(item) for item in stated] == general.get("datasets") else _ids(general, "datasets")
 
 
 def _ids(general: Mapping[str, object], name: str) -> list[str]:
-    """Ids or URLs of the base models or data sets; a name that cannot be an id has no place in a card."""
+    """Ids or URLs of the base models or data sets; names that cannot be ids are omitted."""
     found = (hub_id(row) or row.get("name") for row in entries(general.get(name)))
     return [item for item in found if item and ("://" in item or _ID.fullmatch(item))]

@@ -1,13 +1,13 @@
-"""Where a model comes from: read from a card, config.json or `general.*` keys, written to each of them again.
+"""A model's origin: read from and written to model cards, config.json and `general.*` keys.
 
-What APR has a typed field for is `info`; the rest is `general`, kept under GENERAL in an `.apr`:
+Fields that are typed in APR are `info`; the rest is `general`, stored under GENERAL in an `.apr`:
 
-    {"organization": str, "license.name": str, ...,   one string each of TEXT_NAMES without a typed field
+    {"organization": str, "license.name": str, ...,   one string for each of TEXT_NAMES without a typed field
      "base_models": [{"name", "organization", "repo_url", ...: str}], "datasets": [the same],
      "tags": [str], "languages": [str]}
 
-Key names and types of GGUF are those of llama.cpp's converter. What that one guesses from the words of a folder's
-name (version, size, fine-tune) is not guessed here; the size label is counted.
+GGUF key names and types are those of llama.cpp's converter. Unlike it, this module does not guess version, size and
+fine-tune from the folder's name; the size label is computed.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ TEXT_NAMES = (
     *("size_label", "license", "license.name", "license.link", "url", "doi", "uuid", "repo_url"),
     *("source.url", "source.doi", "source.uuid", "source.repo_url"),
 )
-# Those that have a typed APR field, and which.
+# Those with a typed APR field.
 _TYPED = {name: name for name in TEXT_NAMES if name in INFO_FIELDS} | {"source.url": "source"}
-# Name in `general` -> infix of its numbered GGUF keys; and of plain lists -> their key.
+# Name in `general` -> infix of its numbered GGUF keys; for plain lists their key.
 ENTRY_LISTS = {"base_models": "base_model", "datasets": "dataset"}
 TEXT_LISTS = {"tags": "general.tags", "languages": "general.languages"}
 
 _ENTRY_KEY = re.compile(r"general\.(base_model|dataset)\.(\d{1,4})\.(\w+)")
 _UNTYPED = tuple(name for name in TEXT_NAMES if name not in _TYPED)
 
-# File names that every model has.
+# File names common to all models.
 _NO_NAMES = ("model", "pytorch_model", "consolidated", "adapter_model")
 
 KeyValue: TypeAlias = "tuple[str, GgufType | tuple[GgufType, GgufType], object]"
@@ -62,12 +62,12 @@ KeyValue: TypeAlias = "tuple[str, GgufType | tuple[GgufType, GgufType], object]"
 
 @light_dataclass(slots=True)
 class Provenance:
-    """What a source says about itself.
+    """What a source states about itself.
 
     Attributes:
-        info: INFO_FIELDS that are known, never empty.
-        general: what no typed field holds, as in the module's text; None when the source cannot tell.
-        warnings: what of it could not be read, and licenses that are not SPDX ids.
+        info: the known INFO_FIELDS, never empty.
+        general: untyped fields, as in the module's docstring; None if the source has none.
+        warnings: unreadable parts, and licenses that are not SPDX ids.
     """
 
     info: dict[str, str]
@@ -88,7 +88,7 @@ def read(model: Model) -> Provenance:
 
 
 def valid_general(general: object) -> dict[str, object]:
-    """`general` with the known keys and right types only: any value may stand in a file."""
+    """`general` reduced to known keys with the right types: a file may contain anything."""
     if not isinstance(general, Mapping):
         return {}
     out: dict[str, object] = {
@@ -102,7 +102,7 @@ def valid_general(general: object) -> dict[str, object]:
 
 
 def from_gguf(kv: Mapping[str, object]) -> Provenance:
-    """The provenance in `general.*` keys; what has another type than it should is passed over."""
+    """The provenance in `general.*` keys; values of the wrong type are ignored."""
     info = {typed: value for name, typed in _TYPED.items() if (value := text(kv.get(f"general.{name}"))) is not None}
     general: dict[str, object] = {name: kv.get(f"general.{name}") for name in _UNTYPED}
     general |= {name: kv.get(key) for name, key in TEXT_LISTS.items()} | _read_entries(kv)
@@ -146,7 +146,7 @@ def to_gguf(info: Mapping[str, object], general: Mapping[str, object] | None) ->
 
 
 def size_label(n_params: int) -> str:
-    """A parameter count in two digits or more, as llama.cpp writes it: 494032768 -> "494M", 1500000000 -> "1.5B"."""
+    """A parameter count with at least two digits, as llama.cpp writes it: 494032768 -> "494M", 1500000000 -> "1.5B"."""
     for unit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         scaled = n_params / unit
         if scaled > 1 or suffix == "K":
@@ -166,7 +166,7 @@ def _from_apr(metadata: Mapping[str, object]) -> Provenance:
 
 
 def to_metadata(general: Mapping[str, object] | None) -> dict[str, object]:
-    """The `.apr` key for `general`; an empty one is written too, it says that there is nothing."""
+    """The `.apr` key for `general`; written even if empty, meaning that nothing is known."""
     return {} if general is None else {GENERAL: dict(general)}
 
 
@@ -174,7 +174,7 @@ def to_metadata(general: Mapping[str, object] | None) -> dict[str, object]:
 
 
 def _from_files(model: Model) -> Provenance:
-    """A folder, or one weights file: the card beside it, then config.json, then the name."""
+    """A folder, or one weight file: the card in the folder, then config.json, then the name."""
     from aprfmt.formats.hfdir import HfNative
     from aprfmt.formats.safetensors import SafetensorsNative
 
@@ -201,7 +201,7 @@ def _from_files(model: Model) -> Provenance:
 
 
 def dataset_ids(general: Mapping[str, object]) -> str:
-    """The data sets as `data_source` names them: their ids, joined by commas."""
+    """The data sets in the form of `data_source`: their ids, joined by commas."""
     return ",".join(
         found for row in entries(general.get("datasets")) if (found := hub_id(row) or row.get("name") or row.get("url"))
     )
@@ -210,11 +210,11 @@ def dataset_ids(general: Mapping[str, object]) -> str:
 # --- the user's word ---
 
 FLAGS = ("license", "data_source", "data_license")
-"""Fields that import, convert and stamp have a flag for."""
+"""Fields with an option in import, convert and stamp."""
 
 
 def from_flags(flags: Mapping[str, str | None]) -> dict[str, str]:
-    """The FLAGS that were given, licenses as SPDX spells them. Raises UsageError for what says nothing."""
+    """The given FLAGS, licenses in SPDX spelling. Raises UsageError for empty values."""
     out = {}
     for name, value in flags.items():
         if value is None:
@@ -229,7 +229,7 @@ def from_flags(flags: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def without_license(general: object) -> dict[str, object] | None:
-    """`general` once another license is set: the old one's name and link go. None stays None."""
+    """`general` after another license is set: without the old one's name and link. None stays None."""
     if not isinstance(general, Mapping):
         return None
     return {name: value for name, value in general.items() if name not in ("license.name", "license.link")}
@@ -244,7 +244,7 @@ def card_fields(card: bytes) -> dict[str, str]:
 
 
 def contradictions(card: bytes, info: Mapping[str, object]) -> list[str]:
-    """Warnings where a card that is carried as it is says something else than `info`."""
+    """Warnings if a card that is carried unchanged contradicts `info`."""
     known = card_fields(card)
     return [
         f"{CARD} is unchanged and still has {name} {known[name]!r}, not {info[name]!r}"

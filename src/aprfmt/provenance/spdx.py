@@ -1,4 +1,4 @@
-"""License ids: SPDX expressions as users give them, and a word about those that model cards use."""
+"""License ids: SPDX expressions as users type them, and warnings for the ids in model cards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from aprfmt.errors import UsageError
 
-# What people write instead of naming a license, with no id that could be meant.
+# Common values that do not name a license.
 _FILLERS = frozenset(("the", "license", "licence", "licensed", "under", "version"))
 """Words around the name of a license."""
 
@@ -30,9 +30,9 @@ def _canonical(text: str) -> str | None:
 
 
 def canonical_license(text: str, flag: str) -> str:
-    """`text` as SPDX spells it: "apache-2.0" -> "Apache-2.0".
+    """`text` in SPDX spelling: "apache-2.0" -> "Apache-2.0".
 
-    Raises UsageError, which names `flag` and the nearest id, for what is not an SPDX expression.
+    Raises UsageError, which names `flag` and the most similar id, unless it is an SPDX expression.
     """
     canonical = _canonical(text)
     if canonical is not None:
@@ -49,7 +49,7 @@ def _hint(text: str) -> str:
 
 
 def nearest_id(text: str) -> str | None:
-    """The SPDX id most like `text`, None when none is like it."""
+    """The SPDX id most similar to `text`, None if none is."""
     from difflib import get_close_matches
 
     from packaging.licenses._spdx import LICENSES
@@ -66,9 +66,9 @@ def nearest_id(text: str) -> str | None:
 
 
 def license_warnings(text: str | None, name: str | None = None) -> list[str]:
-    """A warning for a source's license that is not an SPDX id; it is kept as the source spells it.
+    """A warning if a source's license is not an SPDX id; its spelling is kept.
 
-    `name` is what the source calls the license beside its id, as cards do with `license: other`.
+    `name` is the license name that cards state with `license: other`.
     """
     if text is None or all(is_spdx(part) for part in text.split(",")):
         return []

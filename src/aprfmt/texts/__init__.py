@@ -1,1 +1,1 @@
-"""Texts to learn from and to measure on: which files hold them, the documents in them, their token ids."""
+"""Training and evaluation data: files, documents, token ids."""

@@ -40,7 +40,7 @@ HELD_OUT = 0.01
 
 _BATCH_CHARS = 1 << 20
 _BATCH_DOCUMENTS = 4096
-_LONG = 1 << 30  # bytes whose comparison with an earlier run takes a while
+_LONG = 1 << 30  # bytes whose comparison with an earlier run takes noticeable time
 _HASHES = 1 << 64
 
 
@@ -69,14 +69,14 @@ def prepare(
         held_out: fraction of the documents to hold out, above 0 and below 1.
         held_out_paths: evaluate on these files and folders instead of a fraction of `paths`.
         log: called with log lines.
-        wanted: required key of the data; with other data, raises and leaves `folder` unchanged.
+        wanted: required key of the data; other data raises RefusedError and leaves `folder` unchanged.
         own: the run's folder, excluded if it is inside `paths`.
         weights: sampling weights, one per path; empty: every token counts once.
         text_field: field of a record's text.
         strict: whether an invalid record is an error; otherwise it is skipped and counted.
 
     Raises:
-        UsageError: the data are the run's folder, shards with another split, or have no records for `text_field`.
+        UsageError: the data is the run's folder, shards with another split, or has no records for `text_field`.
         NotFoundError, CorruptError, MissingDependencyError: from reading, see `sources`.
         RefusedError: a part without documents, or data whose key is not `wanted`.
         StorageError: the disk is full or read-only.
@@ -107,7 +107,7 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class _CorpusPlan:
-    """What goes where: files by part, and below which content hash a document is held out (None: by file)."""
+    """The files of each part, and the content hash below which a document is held out (None: by file)."""
 
     encoder: Encoder
     files: dict[str, list[SourceFile]]
@@ -119,13 +119,13 @@ class _CorpusPlan:
 
     @property
     def n_bytes(self) -> int:
-        """Of all files."""
+        """Total size of the files."""
         return sum(file.size for files in self.files.values() for file in files)
 
     def keys(self) -> tuple[str, str]:
-        """Hashes of everything that decides the shards: contents and names of files, tokenizer, split.
+        """Hashes of everything that determines the shards: contents and names of files, tokenizer, split.
 
-        The first one is of texts alone; the second one, of data with conversations, goes by their template too.
+        The first is for plain texts; the second, for data with conversations, includes the chat template.
         """
         total = hashlib.sha256(f"2 {self.encoder.digest} {self.threshold}\n".encode())
         for part, files in self.files.items():
@@ -176,7 +176,7 @@ def _write(plan: _CorpusPlan, folder: Path, keys: tuple[str, str], held_out: flo
         found = _Reading(plan, plan.threshold, log)
         parts = found.write(temporary)
         if plan.threshold is not None and not parts["held_out"]["documents"] and found.smallest < _HASHES:
-            # A small corpus: the one document with the smallest hash.
+            # A small corpus: hold out the document with the smallest hash.
             found = _Reading(plan, found.smallest + 1, log)
             parts = found.write(temporary)
         left_out = "".join(f", {n} {what}" for what, n in (+found.skipped).items())
@@ -218,14 +218,14 @@ _Encoded = tuple[SourceFile, str, int, Ids]
 
 
 class _Reading:
-    """One reading of all documents: which are kept, and in which part.
+    """One pass over all documents: which are kept, and in which part.
 
     Attributes:
-        threshold: below which content hash a document is held out; None: by file.
-        skipped: what was left out, by reason.
+        threshold: hold out documents with a smaller content hash; None: by file.
+        skipped: number of skipped files and records, by reason.
         read, empty, duplicate: counts of documents.
-        smallest: the least content hash of all.
-        sources: what each of several gave to train on.
+        smallest: the smallest content hash.
+        sources: the training documents and tokens of each source.
         is_chat: whether some documents are conversations.
     """
 
@@ -247,7 +247,7 @@ class _Reading:
         self.smallest = _HASHES
 
     def write(self, folder: Path) -> dict[str, PartHeader]:
-        """Writes the shards; what the header says of them."""
+        """Writes the shards; returns the entries of the header."""
         with ExitStack() as stack, storage_errors(folder):
             writers = {part: stack.enter_context(PartWriter(folder, part)) for part in PARTS}
             for file, part, content, ids in self._encode():
@@ -258,7 +258,7 @@ class _Reading:
         return {part: writer.summary() for part, writer in writers.items()}
 
     def _encode(self) -> Iterator[_Encoded]:
-        """Every document; one batch is encoded while the next one is read."""
+        """Encodes every document, one batch while the next one is read."""
 
         def encode(batch: _Batch) -> list[_Encoded]:
             ids = self._plan.encoder.encode([document for *_, document in batch])
@@ -287,7 +287,7 @@ class _Reading:
             yield batch
 
     def _select(self) -> Iterator[tuple[SourceFile, str, int, Document]]:
-        """(file, part, content hash, document) without empty documents and copies."""
+        """(file, part, content hash, document) without empty documents and duplicates."""
         for side, files in self._plan.files.items():
             for file in files:
                 for document in self._progress.documents(file, self._reader):
@@ -300,7 +300,7 @@ class _Reading:
                     self.smallest = min(self.smallest, content)
                     below = self.threshold is not None and content < self.threshold
                     part = "held_out" if below else side
-                    # The same text may be learned in other places; all of it goes into one part.
+                    # The same text may have another loss mask; all copies go into one part.
                     learned = hash((content, *document.learned)) if isinstance(document, Marked) else content
                     if learned in self._seen[part]:
                         self.duplicate += 1
@@ -310,7 +310,7 @@ class _Reading:
 
 
 def content_hash(document: Document) -> int:
-    """64 bits of BLAKE2b over the text's UTF-8, whatever is learned of it, or over the ids' bytes."""
+    """64 bits of BLAKE2b over the text's UTF-8, whatever the loss mask, or over the ids' bytes."""
     text = document.text if isinstance(document, Marked) else document
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text.tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""Token ids of documents: a model's own tokenizer and chat template, and which of the tokens are not to be learned."""
+"""Encodes documents with a model's own tokenizer and chat template, and masks tokens that are not trained on."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from aprfmt.tokenizer.fast import Encoded
 from aprfmt.tokenizer.model import Tokenizer
 
 HIDDEN = np.uint32(1 << 31)
-"""Set in the ids of a document's tokens that are not to be learned, until they are written."""
+"""Set in the ids of masked tokens until they are written."""
 
 Ids = npt.NDArray[np.uint32]
 Int64 = npt.NDArray[np.int64]
 
 
 class Encoder:
-    """A model's own tokenizer, which makes documents of token ids: begin token where the model has one, text, end.
+    """Encodes documents with a model's own tokenizer: BOS if it adds one, text, end token.
 
     Attributes:
         separator: id of the end token.
-        begin: id of the begin token of every document; None if the model has none.
-        n_ids: ids are below it.
-        digest: SHA-256 over everything that decides which ids a text becomes.
-        template: that of the chat template, "" without one.
+        begin: id of BOS, which starts every document; None if the tokenizer adds none.
+        n_ids: upper bound of the ids.
+        digest: SHA-256 of everything that determines the ids of a text.
+        template: hash of the chat template, "" without one.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        """Raises RefusedError without a tokenizer or an end token, UnsupportedError where it cannot be run."""
+        """Raises RefusedError without a tokenizer or an end token, UnsupportedError if it cannot be run."""
         if tokenizer is None:
             raise RefusedError(
                 "the model has no tokenizer, so text cannot be tokenized",
@@ -56,9 +56,9 @@ class Encoder:
         self.n_ids = len(tokenizer.tokens)
         self._template = template_of(tokenizer)
         self._added = np.array(self._tokenizer.added(), np.uint32)
-        self._tokenizer.drop_post_processor()  # it may take spaces out of where a token stands in the text
+        self._tokenizer.drop_post_processor()  # it may strip spaces from a token's range in the text
         total = hashlib.sha256()
-        # What comes behind the ids, and what makes text of them again, differs between a model's containers.
+        # Post-processors and decoders differ between a model's containers.
         decides = {name: value for name, value in json.loads(text).items() if name not in ("post_processor", "decoder")}
         own = self._begin.tolist(), self.separator, self.n_ids
         for part in (json.dumps(decides, sort_keys=True).encode(), str(own).encode()):
@@ -67,7 +67,7 @@ class Encoder:
         self.template = hashlib.sha256(self._template.source.encode()).hexdigest() if self._template else ""
 
     def render(self, chat: Chat) -> Marked:
-        """The text of a conversation, with what the assistant says in it. Raises as ChatTemplate.render_answers."""
+        """Renders a conversation, with the assistant's ranges. Raises as ChatTemplate.render_answers."""
         if self._template is None:
             raise PrefixError(
                 "the data is conversations, and the model has no chat template",
@@ -76,10 +76,11 @@ class Encoder:
         return Marked(*self._template.render_answers(chat.messages, first=chat.first, tools=chat.tools))
 
     def encode(self, documents: Sequence[Document]) -> list[Ids]:
-        """Ids [n] of each document, HIDDEN where they are not to be learned.
+        """Ids [n] of each document, with HIDDEN set for masked tokens.
 
-        Texts and arrays of ids get their begin, and their end where they do not end with it; a conversation gets an
-        end where its template puts no token of its own behind the last answer. Raises CorruptError, LimitError.
+        Texts and arrays of ids get BOS, and the end token unless they end with it; a conversation gets an end token if
+        its template
+        puts no token after the last answer. Raises CorruptError, LimitError.
         """
         texts = [document for document in documents if isinstance(document, str)]
         chats = [document.text for document in documents if isinstance(document, Marked)]
@@ -111,7 +112,7 @@ class Encoder:
 
 
 def _hide(encoding: Encoded, learned: Sequence[tuple[int, int]]) -> Ids:
-    """The ids of a text, HIDDEN but for the tokens that reach into one of these ranges of its characters."""
+    """The ids of a text, with HIDDEN set except for tokens that overlap one of these character ranges."""
     ids = np.array(encoding.ids, np.uint32)
     places, ranges = np.array(encoding.places, np.int64).reshape(-1, 2), np.array(learned, np.int64).reshape(-1, 2)
     last = np.searchsorted(ranges[:, 0], places[:, 1], "left") - 1  # the last range that begins before a token's end
@@ -120,7 +121,7 @@ def _hide(encoding: Encoded, learned: Sequence[tuple[int, int]]) -> Ids:
 
 
 def hidden_runs(ids: Ids) -> Int64:
-    """The runs of HIDDEN tokens of a document [n, 2], its first token apart."""
+    """The runs of masked tokens of a document [n, 2], ignoring its first token."""
     if not len(ids) or int(ids.max()) < HIDDEN:
         return np.zeros((0, 2), np.int64)
     hidden = np.concatenate([[False, False], ids[1:] >= HIDDEN, [False]])

@@ -1,9 +1,9 @@
 """Packs documents into sequences of fixed length.
 
-A document that fits into a sequence is never divided: sequences are filled with whole documents by best-fit decreasing
-(Ding et al., Fewer Truncations Improve Language Modeling, 2024, arXiv 2404.10830). A longer text is divided into pieces
-of a sequence each; every piece behind the first begins with BOS if the tokenizer adds one. A longer conversation is
-truncated: the beginning of what follows would be invisible to its labels.
+A document that fits into a sequence is never split: sequences are filled with whole documents by best-fit decreasing
+(Ding et al., Fewer Truncations Improve Language Modeling, 2024, arXiv 2404.10830). A longer text is split into pieces
+of a sequence each; every piece after the first begins with BOS if the tokenizer adds one. A longer conversation is
+truncated: later labels would not see its beginning.
 
 Shape suffixes: D documents, P pieces, N sequences.
 """
@@ -21,7 +21,7 @@ from aprfmt.texts.encoding import Int64
 from aprfmt.texts.shards import CorpusSplit
 
 MAX_PADDING = 0.03
-"""Share of padding above which texts are also cut to fill the gaps of sequences."""
+"""Fraction of padding above which texts are also split to fill the gaps of sequences."""
 
 _MIN_GAP = 16  # positions; smaller gaps are padded
 _Flags = npt.NDArray[np.bool_]
@@ -32,9 +32,9 @@ class Pieces:
     """Pieces of documents.
 
     Attributes:
-        starts_P: place in the stream of the first token of each piece, without BOS.
-        sizes_P: positions in a sequence, BOS included; the piece has a label for each token but BOS.
-        begins_P: whether BOS is put before it.
+        starts_P: position in the token stream of the first token of each piece, without BOS.
+        sizes_P: positions in a sequence, BOS included; each token but BOS is a label.
+        begins_P: whether BOS is prepended.
     """
 
     starts_P: Int64
@@ -42,18 +42,18 @@ class Pieces:
     begins_P: _Flags
 
     def take(self, index: Int64 | _Flags) -> Pieces:
-        """Some of them."""
+        """Selects some of them."""
         return Pieces(self.starts_P[index], self.sizes_P[index], self.begins_P[index])
 
 
 @dataclass(frozen=True, slots=True)
 class PackedSequences:
-    """Which pieces each sequence holds.
+    """The pieces of each sequence.
 
     Attributes:
-        pieces: of all sequences, in their order.
-        first_N: number of each sequence's first piece, and, last, the number of pieces [N + 1].
-        sources: number of each source's first sequence, and, last, the number of sequences.
+        pieces: of all sequences, in order.
+        first_N: index of each sequence's first piece, followed by the number of pieces [N + 1].
+        sources: index of each source's first sequence, followed by the number of sequences.
     """
 
     pieces: Pieces
@@ -62,7 +62,7 @@ class PackedSequences:
 
 
 def pack(part: CorpusSplit, seq_len: int) -> PackedSequences:
-    """Packs the documents of a part; documents of two weighted sources share no sequence."""
+    """Packs the documents of a part; documents of two weighted sources never share a sequence."""
     bounds = np.cumsum([0, *(part.sources or [len(part.ends)])]).tolist()
     found, firsts, sources, n_pieces = [], [np.zeros(1, np.int64)], [0], 0
     for begin, end in pairwise(bounds):
@@ -77,7 +77,7 @@ def pack(part: CorpusSplit, seq_len: int) -> PackedSequences:
 
 
 def _pack_source(part: CorpusSplit, some: slice, seq_len: int) -> tuple[Pieces, Int64]:
-    """The pieces of some documents and the number of each one's sequence, both in the order of the sequences."""
+    """The pieces of some documents and the sequence index of each, both in the order of the sequences."""
     starts_D, ends_D = part.starts[some], part.ends[some]
     masks = part.masks
     is_chat_D = np.searchsorted(masks[:, 0], ends_D) > np.searchsorted(masks[:, 1], starts_D, "right")
@@ -88,7 +88,7 @@ def _pack_source(part: CorpusSplit, some: slice, seq_len: int) -> tuple[Pieces, 
     n = int(sequence_P.max(initial=-1)) + 1
     if not is_chat_D.any() and n * seq_len - int(pieces.sizes_P.sum()) > MAX_PADDING * n * seq_len:
         pieces, sequence_P = _fill_gaps(pieces, sequence_P, seq_len, has_begin=has_begin)
-    # Sequences are numbered by where in the stream their first piece begins.
+    # Sequences are ordered by the stream position of their first piece.
     first = np.full(int(sequence_P.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, sequence_P, pieces.starts_P)
     rank = np.empty_like(first)
@@ -98,7 +98,7 @@ def _pack_source(part: CorpusSplit, some: slice, seq_len: int) -> tuple[Pieces, 
 
 
 def _learned(masks: Int64, starts_D: Int64, ends_D: Int64, seq_len: int) -> Int64:
-    """Number of labels up to the last one that is learned among the first `seq_len` of each document."""
+    """Number of labels up to the last unmasked one among the first `seq_len` of each document."""
     last = np.minimum(ends_D - 1, starts_D + seq_len)
     run = np.searchsorted(masks[:, 0], last, "right") - 1
     if len(masks):
@@ -121,9 +121,9 @@ def _divide(starts_D: Int64, labels_D: Int64, seq_len: int, *, has_begin: bool) 
 
 
 def best_fit(sizes_P: Int64, capacity: int) -> Int64:
-    """The number of the sequence of each piece by best-fit decreasing; sizes are 1 to `capacity`.
+    """The sequence index of each piece by best-fit decreasing; sizes are 1 to `capacity`.
 
-    Sequences of equal free space are placed at once, so that the time grows with the number of distinct sizes.
+    Sequences with equal free space are filled at once, so the time grows with the number of distinct sizes.
     """
     found = np.empty(len(sizes_P), np.int64)
     order = np.argsort(-sizes_P, kind="stable")
@@ -161,14 +161,14 @@ def best_fit(sizes_P: Int64, capacity: int) -> Int64:
 
 
 def _fill_gaps(pieces: Pieces, sequence_P: Int64, seq_len: int, *, has_begin: bool) -> tuple[Pieces, Int64]:
-    """Divides the pieces of the emptiest sequences over the gaps of the others."""
+    """Splits the pieces of the emptiest sequences to fill the gaps of the others."""
     used = np.bincount(sequence_P, pieces.sizes_P).astype(np.int64)
     order = np.argsort(-used, kind="stable")
     room = np.where(seq_len - used < _MIN_GAP, 0, seq_len - used - has_begin)[order]
-    rest = used.sum() - np.cumsum(used[order])  # positions in the sequences behind each one
+    rest = used.sum() - np.cumsum(used[order])  # positions in the following sequences
     kept = int(np.argmax(np.cumsum(room) >= rest)) + 1
     is_moved = ~np.isin(sequence_P, order[:kept])
-    # The moved pieces one behind the other, cut wherever a piece or a gap ends.
+    # The moved pieces concatenated, split wherever a piece or a gap ends.
     moved = pieces.take(is_moved)
     piece_ends, gap_ends = np.cumsum(moved.sizes_P), np.cumsum(room[:kept])
     total = int(piece_ends[-1]) if len(piece_ends) else 0
@@ -176,7 +176,7 @@ def _fill_gaps(pieces: Pieces, sequence_P: Int64, seq_len: int, *, has_begin: bo
     ends = ends[ends > 0]
     begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
     piece = np.searchsorted(piece_ends, begins, "right")
-    inner = begins - (piece_ends - moved.sizes_P)[piece]  # positions of the piece before the cut
+    inner = begins - (piece_ends - moved.sizes_P)[piece]  # positions of the piece before the split
     is_cut = inner > 0
     cut = Pieces(
         moved.starts_P[piece] + np.where(is_cut, inner - moved.begins_P[piece], 0),

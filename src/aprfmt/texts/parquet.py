@@ -20,17 +20,17 @@ from aprfmt.limits import (
 from aprfmt.texts.parquet_rows import ANSWER_CHARS
 
 _MOST_BYTES = 12 * (ANSWER_CHARS + MAX_RECORD_BYTES)
-"""Of an answer: a control character takes six bytes of JSON, and one more for the text in a text."""
+"""Bytes of an answer: a control character takes six bytes of JSON, plus one for nested text."""
 _ROW_BYTES = 64
-"""What a row counts for at least."""
+"""Minimum size of a row for the limits."""
 _HINT = "rewrite it with smaller row groups, or use .jsonl"
 _idle: list[Service] = []
-"""The process that read the last file, for the next one: its start takes as long as reading 20 MB."""
+"""The process that read the last file, reused for the next one: starting it takes as long as reading 20 MB."""
 
 
 @contextmanager
 def _service() -> Iterator[Service]:
-    """A process for one file: several are read in turn."""
+    """A process for one file: several are read alternately."""
     own = _idle.pop() if _idle else Service(
         "aprfmt.texts.parquet_rows", seconds=MAX_PARQUET_SECONDS, memory=PARQUET_MEMORY_BYTES, most_bytes=_MOST_BYTES
     )  # fmt: skip
@@ -48,7 +48,7 @@ class ParquetRows:
 
     Args:
         path: the file.
-        choose: given all column names, those to read.
+        choose: returns the columns to read, given all column names.
 
     Attributes:
         part: how much of the file was read, 0 to 1.

@@ -1,7 +1,8 @@
 """Rows of Parquet files: `python -m aprfmt.texts.parquet_rows` is the process in which pyarrow reads them.
 
-What a Parquet file claims about its pages and dictionaries decides how much pyarrow allocates, so it reads within the
-limits of `io.serving`. Each row is sent as the text of a JSON object, which the parent parses as a line of JSON lines.
+A Parquet file's claims about its pages and dictionaries determine how much pyarrow allocates, so it runs within the
+limits of `io.serving`. Each row is sent as the text of a JSON object, which the parent parses like a line of JSON
+lines.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from aprfmt.io.serving import serve
 from aprfmt.limits import MAX_RECORD_BYTES
 
 ANSWER_CHARS = 4 << 20
-"""Characters of rows after which an answer is sent; the row that reaches them is the last."""
+"""Characters of rows per answer; the row that exceeds it is the last one."""
 
 _MOST_ROWS = 256
 _BUFFER_BYTES = 1 << 20
 _open: list[tuple[Any, Iterator[Any]]] = []
-"""The file that is read, and its rows."""
+"""The open file and its rows."""
 
 
 def _answer(request: Any) -> object:
@@ -54,7 +55,7 @@ def _start(path: str) -> object:
         raise MissingDependencyError(
             "reading Parquet needs pyarrow", hint="pip install pyarrow, or use .jsonl"
         ) from error
-    # A column is read in pieces rather than at once, however large its row groups are.
+    # A column is read in chunks, however large its row groups are.
     file = parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
     _open.append((file, iter(())))
     return [file.schema_arrow.names, file.metadata.num_rows]
@@ -76,12 +77,12 @@ def _rows(file: Any, columns: list[str]) -> Iterator[str | None]:
 
 
 def _plain(value: object) -> object:
-    """A value of a column; what no record holds there is an empty object, whatever it would look like as text."""
+    """A column's value; types that records cannot contain become an empty object instead of text."""
     return value if value is None or isinstance(value, str | list | dict) else {}
 
 
 def _other(value: object) -> object:
-    """What JSON does not know: a date becomes text, bytes do not."""
+    """Types that JSON lacks: a date becomes text, bytes are omitted."""
     return {} if isinstance(value, bytes) else str(value)
 
 
@@ -100,8 +101,10 @@ _CALLS: dict[str, Any] = {"open": _start, "columns": _choose, "rows": _next}
 
 
 def _main() -> None:
-    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others reserve more addresses than the limit allows
-    with suppress(ImportError):  # which the first answer reports
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = (
+        "system"  # other allocators reserve more address space than the limit allows
+    )
+    with suppress(ImportError):  # reported by the first answer
         pyarrow = importlib.import_module("pyarrow")
         pyarrow.set_cpu_count(1)
         pyarrow.set_io_thread_count(1)

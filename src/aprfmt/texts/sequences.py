@@ -1,7 +1,7 @@
-"""Sequences of fixed length ("windows"), packed with documents as `packing` says.
+"""Sequences of fixed length ("windows"), packed with documents by `packing`.
 
 A window has T input tokens and T labels (the next tokens), with document boundaries, and is padded at its end. Each
-token of a text is a label once, except the first, since nothing precedes it. Masked tokens are ignored as labels, for
+token of a text is a label once, except the first, which nothing precedes. Masked tokens are ignored as labels, for
 example everything in a conversation except the assistant's answers.
 
 Shape suffixes: N windows, T positions, P pieces of documents.
@@ -27,7 +27,7 @@ MIN_ENTROPY = 3.0
 """Minimum entropy of the token histogram in bits. English letters have 4.1, four equally likely tokens 2."""
 
 SHOWN_SHARE, MAX_SHARE, MAX_DROPPED = 0.01, 0.25, 0.9
-"""Shares of windows with faults to warn about, of copies at most, and of dropped labels at most."""
+"""Warning thresholds: fraction of faulty windows, maximum fraction of copies, and of dropped labels."""
 
 _LOOK_AT = 50_000_000  # tokens to check, sampled evenly
 _AT_ONCE = 1 << 22
@@ -62,7 +62,7 @@ class Windows:
     """
 
     def __init__(self, part: CorpusSplit, seq_len: int, filler: int) -> None:
-        """`filler` is the id for padding. Raises RefusedError if there is nothing to learn."""
+        """`filler` is the padding id. Raises RefusedError if all labels are masked."""
         if len(part.tokens) < 2:
             raise RefusedError("the data has fewer than two tokens", hint="add text")
         self._tokens, self._begin, self._filler = part.tokens, part.begin, filler
@@ -150,19 +150,19 @@ class Windows:
         if not len(self._masks):
             return np.zeros_like(places)
         n = np.searchsorted(self._masks[:, 0], places)
-        beyond = (self._masks[n - 1, 1] - places).clip(0)  # of the last run that begins before the place
+        beyond = (self._masks[n - 1, 1] - places).clip(0)  # of the last run that begins before the position
         found: Int64 = self._masked_before[n] - np.where(n > 0, beyond, 0)
         return found
 
 
 class DocumentSpan(NamedTuple):
-    """A piece of a document in a window, as far as its labels go.
+    """A piece of a document in a window, up to its last label.
 
     Attributes:
         places_P: positions in the window that have a label.
         labels_P: the labels.
-        ids: what is read up to the last of them; the places in it that have a label are places_P minus `start`.
-        start: where it begins in the window.
+        ids: the input up to the last label; its labelled positions are places_P minus `start`.
+        start: its first position in the window.
     """
 
     places_P: Int64
@@ -172,12 +172,12 @@ class DocumentSpan(NamedTuple):
 
     @property
     def prompt(self) -> list[int]:
-        """The tokens whose log-probabilities say all of it: those that are read, and the last label."""
+        """A prompt whose log-probabilities cover the piece: the input and the last label."""
         return [*self.ids, int(self.labels_P[-1])]
 
 
 def pieces_of(rows: WindowRows, row: int) -> Iterator[DocumentSpan]:
-    """The pieces of one window in which there is something to predict."""
+    """The pieces of a window that contain labels."""
     start = 0
     for length in rows.lengths[row]:
         labelled = np.flatnonzero(rows.labels_NT[row, start : start + length] >= 0)
@@ -188,7 +188,7 @@ def pieces_of(rows: WindowRows, row: int) -> Iterator[DocumentSpan]:
 
 
 def check_length(seq_len: int, who: str, positions: int | None) -> None:
-    """Refuses sequences longer than a model's context length: its predictions are random there."""
+    """Refuses sequences longer than the model's context length: its predictions are random there."""
     if positions is not None and seq_len > positions:
         raise RefusedError(
             f"sequence length {seq_len} exceeds the context length {positions} of the {who}",
@@ -197,13 +197,14 @@ def check_length(seq_len: int, who: str, positions: int | None) -> None:
 
 
 def check_windows(windows: Windows, log: Callable[[str], None] = lambda line: None) -> None:
-    """Refuses data that cannot be learned from, naming the first example; warns about minor faults.
+    """Refuses unusable training data, citing the first example; warns about minor faults.
 
-    Checks the windows once, since every epoch has the same; very large data are sampled evenly.
+    Checks the windows once, since every epoch has the same; very large data is sampled evenly.
 
     Raises:
         RefusedError: more than MAX_SHARE of the windows are copies, or have the input of another one and a different
-            last label; more than MAX_DROPPED of the labels lie beyond a window; the data are nearly constant.
+            last
+            label; more than MAX_DROPPED of the labels are beyond a window; the data is nearly constant.
     """
     t, n = windows.seq_len, len(windows)
     if windows.n_dropped:

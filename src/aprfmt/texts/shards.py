@@ -1,10 +1,13 @@
 """Token shards: documents as token ids on disk, in a training and a held-out part.
 
-A folder of shards holds, for each part, `PART.bin` (token ids, little-endian uint32, documents one behind the other),
-`PART.docs` (16 bytes a document: where it ends, and the hash of its content), where some tokens are not to be learned
-`PART.masks` (16 bytes for each run of them: where it begins and ends) and, for both, `tokens.json`: counts, the sources
-of a mixture, the tokenizer's hash, SHA-256 of every file, the key of what they were made from, and a checksum of its
-own. It is checked when opened; token ids are read when a window is made.
+For each part a folder of shards contains `PART.bin` (token ids, little-endian uint32, concatenated documents),
+`PART.docs`
+(16 bytes per document: its end, and the hash of its content) and, if tokens are masked, `PART.masks` (16 bytes per
+masked
+run: its start and end); for both parts, `tokens.json`: counts, the sources of a mixture, the tokenizer's hash, SHA-256
+of
+every file, the key of the inputs, and a checksum of its own. The header is checked on opening; token ids are read on
+demand.
 """
 
 from __future__ import annotations
@@ -37,11 +40,11 @@ _SUFFIXES = (".bin", ".docs", ".masks")
 class StoredIds:
     """Token ids of a file, little-endian uint32, read slice by slice.
 
-    They are not mapped: a file that somebody cuts short is then an error, and no signal.
+    They are not mapped: a truncated file raises an error instead of a signal.
     """
 
     def __init__(self, source: Source) -> None:
-        """`source` is closed with this."""
+        """`source` is closed together with this."""
         self._source = source
 
     def __len__(self) -> int:
@@ -61,11 +64,11 @@ class CorpusSplit:
 
     Attributes:
         tokens: ids [n_tokens], uint32, to be sliced.
-        ends: position behind each document's last token [n_documents], int64, ascending; the last is n_tokens.
+        ends: end position of each document [n_documents], int64, ascending; the last is n_tokens.
         hashes: of the documents' contents [n_documents], uint64.
-        masks: first and last position, the latter excluded, of each run of tokens that are not to be learned [n, 2],
-            int64, ascending. The first token of a document, which nothing predicts, is in none.
-        begin: id of the BOS that begins every document; None if the tokenizer adds none.
+        masks: start and end position of each masked run [n, 2], int64, ascending. The first token of a document, which
+            is never a label, is in none.
+        begin: id of BOS, which starts every document; None if the tokenizer adds none.
         sources: number of documents of each weighted source, in order; empty without weights.
     """
 
@@ -83,12 +86,12 @@ class CorpusSplit:
 
     @property
     def n_masked(self) -> int:
-        """Tokens that are not to be learned."""
+        """Number of masked tokens."""
         return int((self.masks[:, 1] - self.masks[:, 0]).sum())
 
 
 def part_of(documents: Sequence[Ids], begin: int | None = None) -> CorpusSplit:
-    """A part in memory, of what an Encoder made; `begin` is its BOS, if it adds one."""
+    """A part in memory, from the output of an Encoder; `begin` is its BOS, if it adds one."""
     ends = np.cumsum([len(ids) for ids in documents], dtype=np.int64)
     starts = ends - [len(ids) for ids in documents]
     masks = [hidden_runs(ids) + start for ids, start in zip(documents, starts, strict=True)]
@@ -98,7 +101,7 @@ def part_of(documents: Sequence[Ids], begin: int | None = None) -> CorpusSplit:
 
 
 class PartHeader(TypedDict):
-    """What the header says of a part; hashes by file name."""
+    """The header's entry of a part; hashes by file name."""
 
     documents: int
     tokens: int
@@ -107,7 +110,7 @@ class PartHeader(TypedDict):
 
 
 class SourceHeader(TypedDict):
-    """What the header says of one of several sources of the training part, in their order."""
+    """The header's entry of one of several sources of the training part, in order."""
 
     name: str
     weight: str
@@ -116,10 +119,11 @@ class SourceHeader(TypedDict):
 
 
 class TokenShardHeader(TypedDict):
-    """The header of token shards; `key` is a hash of what they were made from, `crc32` one of the rest.
+    """The header of token shards; `key` is a hash of the inputs, `crc32` of the other fields.
 
-    `sources` are there where they have weights, `template` is the hash of the chat template where one was used, `begin`
-    is the id of the BOS that begins every document.
+    `sources` is present for weighted sources, `template` is the hash of the chat template if one was used, `begin` is
+    the id
+    of BOS, which starts every document.
     """
 
     format: str
@@ -141,7 +145,7 @@ _REQUIRED = TokenShardHeader.__annotations__.keys() - {"sources", "template", "b
 
 
 class FilesHeader(TypedDict):
-    """The files that were read, and what was left out, by reason."""
+    """The files that were read, and what was skipped, by reason."""
 
     read: int
     bytes: int
@@ -153,11 +157,11 @@ class Corpus:
     """Opened shards.
 
     Attributes:
-        train: what the model learns from.
-        held_out: what it is measured with; shares no document with `train`.
+        train: the training part.
+        held_out: the evaluation part; shares no document with `train`.
         separator: the id that ends every document.
         key: hash of sources, tokenizer and split; equal for equal shards.
-        folder: where they are.
+        folder: their folder.
         header: the whole header.
     """
 
@@ -174,7 +178,7 @@ class Corpus:
 
 
 class PartWriter:
-    """Streams documents of one part into its two files."""
+    """Streams the documents of one part into its files."""
 
     def __init__(self, folder: Path, part: str) -> None:
         self.n_documents = self.n_tokens = self.n_masked = 0
@@ -187,7 +191,7 @@ class PartWriter:
         return self
 
     def add(self, tokens: npt.NDArray[np.uint32], content: int) -> None:
-        """Appends a document of ids [n], some of them HIDDEN, with the hash of its content."""
+        """Appends a document of ids [n], with HIDDEN set for masked ones, and the hash of its content."""
         masks = hidden_runs(tokens)
         runs = (masks + self.n_tokens).astype("<u8").tobytes()
         self.n_masked += int((masks[:, 1] - masks[:, 0]).sum())
@@ -200,7 +204,7 @@ class PartWriter:
             total.update(data)
 
     def summary(self) -> PartHeader:
-        """What the header says of this part."""
+        """The header's entry of this part."""
         kept = list(zip(self._paths, self._sums, strict=True))[: 3 if self.n_masked else 2]
         found: PartHeader = {
             "documents": self.n_documents,
@@ -250,12 +254,12 @@ def _sum_of(header: Mapping[str, object]) -> str:
 
 
 def open_corpus(folder: Path, tokenizer_digest: str, *, skip_checksums: bool = False) -> Corpus:
-    """Opens the shards in `folder` and verifies them; `skip_checksums` if another process has compared the digests.
+    """Opens and verifies the shards in `folder`; `skip_checksums` if another process has compared the digests.
 
     Raises:
-        NotFoundError: there are none.
-        ChecksumError, CorruptError: a file differs from what the header says of it.
-        RefusedError: they were made with another tokenizer, or a held-out document is in the training part too.
+        NotFoundError: the folder has no shards.
+        ChecksumError, CorruptError: a file contradicts the header.
+        RefusedError: another tokenizer, or a held-out document that is in the training part too.
     """
     header = read_header(folder)
     if header is None:

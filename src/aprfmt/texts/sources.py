@@ -14,7 +14,7 @@ from typing import NoReturn
 from aprfmt.errors import NotFoundError, UsageError, storage_error
 
 HEADER = "tokens.json"
-"""A folder with it holds token shards."""
+"""A folder with this file contains token shards."""
 
 MAX_SOURCE_BYTES = 1 << 20
 """Skip larger files in a source tree: they are data or generated."""
@@ -95,21 +95,21 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = None) -> list[SourceFile]:
-    """The files behind `paths`, in an order that depends on names alone.
+    """The files in `paths`, in an order that depends only on names.
 
-    A folder with files of records (JSON lines, Parquet, csv) or token shards at its top is a data folder: those are
-    read, those below it too. So is one that has more of them below than other readable files, READMEs and licenses
-    apart. Any other one is a source tree: text files of known suffixes up to 1 MiB (.txt of any size). Hidden names
-    and links are left out of both. A file that is named itself is read whatever its size.
+    A folder with record files (JSON lines, Parquet, csv) or token shards at its top level is a data folder: those are
+    read, also in subfolders. So is one with more of them below than other readable files, not counting READMEs and
+    licenses. Any other folder is a source tree: text files with known suffixes up to 1 MiB (.txt of any size). Hidden
+    names and links are skipped in both. A file in `paths` is read whatever its size.
 
     Args:
         paths: files and folders.
-        skipped: counts what is left out, by reason.
-        own: a folder that is left out of trees.
+        skipped: counts skipped files, by reason.
+        own: a folder to skip in trees.
 
     Raises:
         NotFoundError: a path does not exist.
-        UsageError: a path is `own`, or the folder of another run, or token shards beside other paths.
+        UsageError: a path is `own`, or the folder of another run, or token shards combined with other paths.
         StorageError: a folder cannot be listed.
     """
     found: list[SourceFile] = []

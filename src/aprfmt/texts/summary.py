@@ -1,4 +1,4 @@
-"""What data come to before anything is trained on them: documents, tokens, what of them is learned, lengths."""
+"""Summarizes training data before training: documents, tokens, loss masks, lengths."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _DOCUMENTS = 256  # tokenised at a time
 _EXAMPLE_CHARS = 4000
 
 SAMPLE_CHARS = 4 << 20
-"""Of a source, what an estimate reads."""
+"""Bytes per source that an estimate reads."""
 
 
 @dataclass(slots=True)
 class DataSource:
-    """One of the paths of some data.
+    """One of the data paths.
 
     Attributes:
-        name, weight: of the path, None where none was given.
+        name, weight: of the path, None without a weight.
         files, bytes: that are read.
-        documents, tokens, learned: what they hold, and how many of the tokens a model is to write.
+        documents, tokens, learned: counts, and how many of the tokens are trained on.
     """
 
     name: str
@@ -86,9 +86,9 @@ def summarise(
     sample: int | None = None,
     log: Log = lambda line: None,
 ) -> DataReport:
-    """What `aprfmt.api.data` does; `sample` stops in each source after so many characters and scales what they gave.
+    """Implements `aprfmt.api.data`; `sample` stops in each source after that many characters and extrapolates.
 
-    Raises as `prepare` does; copies are not looked for.
+    Raises as `prepare` does; duplicates are not detected.
     """
     report = DataReport([str(path) for path in paths], text_field=text_field)
     header = read_header(paths[0]) if len(paths) == 1 and (paths[0] / HEADER).is_file() else None
@@ -145,7 +145,7 @@ def _add(
     most: int,
     skipped: Counter[str],
 ) -> bool:
-    """Counts documents until they have `most` bytes of text; whether there are more of them."""
+    """Counts documents up to `most` bytes of text; returns whether there are more."""
     n_read, batch = 0, list[Document]()
     for document in texts:
         if is_blank(document):
@@ -164,7 +164,7 @@ def _add(
 
 
 def _count(source: DataSource, encoder: Encoder, batch: list[Document]) -> list[int]:
-    """Adds the documents of a batch, which is empty then; their lengths in tokens."""
+    """Counts the documents of a batch and clears it; returns their lengths in tokens."""
     encoded = encoder.encode(batch) if batch else []
     batch.clear()
     source.documents += len(encoded)
@@ -174,7 +174,7 @@ def _count(source: DataSource, encoder: Encoder, batch: list[Document]) -> list[
 
 
 def _example(document: str | Marked) -> list[tuple[str, bool]]:
-    """The beginning of a document in pieces, with whether they are learned."""
+    """The start of a document in pieces, with whether each is trained on."""
     if isinstance(document, str):
         return [(document[:_EXAMPLE_CHARS], True)]
     edges = [0, *(place for span in document.learned for place in span), len(document.text)]
