@@ -92,7 +92,7 @@ export_model = convert_model
 
 
 Edit = Callable[[Canonical], tuple[Canonical, list[str]]]
-"""Edits a model during a conversion: returns the new model and one sentence for each loss."""
+"""Edits a model during a conversion: returns the new model and one sentence per loss."""
 
 
 def convert(
@@ -109,7 +109,7 @@ def convert(
     Args:
         inputs: further files that the output depends on, besides those opened as a Source.
         observe: called while a quantization is planned.
-        check: called with the path of the complete temporary file; when it raises, the output never appears.
+        check: called with the path of the complete temporary file; if it raises, the output is not published.
     """
     start = time.monotonic()
     src, dst = formats.path_text(src, "src"), formats.path_text(dst, "dst")
@@ -275,7 +275,7 @@ def _decoding(options: Options, target: Target, *, edited: bool) -> Decoding:
         return Decoding(decode=gguf or otherwise or edited, keep_blocks=gguf, keep_scales=not edited)
     if target.name == "hf" and serving_scheme(dtype) is not None:
         return Decoding(decode=True)
-    # Blocks that a GGUF can hold are kept unless floats are requested.
+    # Blocks that a GGUF supports are kept unless floats are requested.
     return Decoding(decode=True, dtype="F32", keep_blocks=find_preset(dtype) is not None)
 
 
@@ -298,7 +298,7 @@ def _with_target(c: Canonical, options: Options) -> Canonical:
 
 
 def _override(c: Canonical, options: Options) -> Canonical:
-    """`c` with the provenance and tokenizer that the user gave."""
+    """`c` with the user's provenance and tokenizer."""
     stated = provenance.from_flags({name: getattr(options, name) for name in provenance.FLAGS})
     general = provenance.without_license(c.general) if "license" in stated else c.general
     tokenizer = c.tokenizer if options.tokenizer is None else read_tokenizer(Path(options.tokenizer))
@@ -308,7 +308,7 @@ def _override(c: Canonical, options: Options) -> Canonical:
 
 
 def _n_params(c: Canonical, output: Output) -> int | None:
-    """Parameters of the output; None if they are the elements of its tensors."""
+    """Parameters of the output; None if they equal the elements of its tensors."""
     packed = c.packs.weights and not c.packs.decoded
     return c.n_params if packed and output.n_params is None else output.n_params
 

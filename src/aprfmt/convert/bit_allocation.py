@@ -3,7 +3,7 @@
 The loss is predicted as the sum over tensors of `cost` times the relative error of the type, which is close while
 errors are small (linearity theorem, arXiv 2411.17525). The types of a tensor that can be optimal for some price of a
 byte are the corners of the lower convex hull of (bytes, error). Steps from corner to corner, those that save the most
-loss per byte first, are the solutions of the Lagrangian for every price; a budget between two of them is filled up with
+loss per byte first, are the solutions of the Lagrangian for every price; a budget between two of them is filled with
 single steps that fit.
 """
 
@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 
 @dataclass(frozen=True, slots=True)
 class TypeOption:
-    """A type that a tensor can have: its size in bytes and its relative error."""
+    """A candidate type of a tensor: its size in bytes and its relative error."""
 
     dtype: str
     n_bytes: int
@@ -29,7 +29,7 @@ class AllocatedTensor:
 
     Attributes:
         name: of the tensor in a GGUF.
-        options: the types that it can have, at least one.
+        options: the candidate types, at least one.
         cost: predicted loss per unit of relative error, in nats.
     """
 

@@ -27,7 +27,7 @@ from aprfmt.types import PathLike, Shape
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A file as the bytes of a tensor; open only while it is read, as a folder may hold thousands."""
+    """A file as the bytes of a tensor; opened only while it is read, as a folder may contain thousands."""
 
     name: str
     path: Path
@@ -45,7 +45,7 @@ class FileTensor:
         return (self.n_bytes,)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from byte `offset` of the file. Raises ChangedError where it is gone or another one by now."""
+        """Fills `buffer` from byte `offset` of the file. Raises ChangedError if it was removed or replaced."""
         try:
             with Source.open(self.path) as source:
                 if source.identity == self.identity:
@@ -137,7 +137,7 @@ def _identity(path: Path, name: str) -> FileIdentity | None:
 
 
 def _reasons(large: dict[str, int], odd: list[str], most_bytes: int, n_bytes: int) -> list[str]:
-    """`large` files had no room in `most_bytes`; all files together have `n_bytes`."""
+    """Why files are left out: `large` files exceed `most_bytes`; all files together have `n_bytes`."""
     out = []
     if large:
         shown = first_few([f"{name} ({format_bytes(size)})" for name, size in sorted(large.items())])
@@ -149,7 +149,7 @@ def _reasons(large: dict[str, int], odd: list[str], most_bytes: int, n_bytes: in
 
 
 def _option(n_bytes: int) -> str:
-    """A round size, at least `n_bytes`, as an option takes it."""
+    """A round size, at least `n_bytes`, in the syntax of an option."""
     unit, name = next(pair for pair in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B")) if n_bytes >= pair[0])
     return f"{-(-n_bytes // unit)}{name}"
 
@@ -170,14 +170,14 @@ _TOLD = {
 
 
 def tell_differences(c: Canonical, losses: Losses) -> None:
-    """Notes in `losses` what llama.cpp computes otherwise than transformers with the network of `c`."""
+    """Records in `losses` how llama.cpp differs from transformers for the network of `c`."""
     for found in differences(c.arch, c.hparams) if c.arch is not None else ():
         losses.warnings.append(found.what)
         losses.differences.append({"what": found.what, "beyond": found.beyond, "slight": found.slight})
 
 
 def say_what_has_no_key(c: Canonical) -> list[str]:
-    """A loss for each file of the model whose settings have no key in the GGUF of a language model."""
+    """A loss for each file of the model whose settings have no key in a language model's GGUF."""
     folder = c.model.native_as(HfNative)
     record = c.model.metadata.get(SOURCE_KEY) if c.model.convention == "apr" else None
     if folder is not None:

@@ -1,4 +1,4 @@
-"""Edits the keys of a GGUF and leaves the tensor data where they are."""
+"""Edits the keys of a GGUF without moving the tensor data."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ TYPES: dict[str, GgufType] = {
     "u32": GgufType.UINT32, "i32": GgufType.INT32, "u64": GgufType.UINT64, "i64": GgufType.INT64,
     "f32": GgufType.FLOAT32, "f64": GgufType.FLOAT64, "bool": GgufType.BOOL, "str": GgufType.STRING,
 }  # fmt: skip
-"""What a type is called on a command line; with `[]` behind it, an array of it."""
+"""Command-line names of types; with the suffix `[]`, an array."""
 
-# What no edit of a key alone can change: where the data lie, and what belongs to rows of tensors.
+# Keys that cannot be edited alone: data offsets, and those tied to rows of tensors.
 _FIXED = {
     "general.alignment": "sets where the tensor data begins",
     "split.no": "is the index of this part of a split model",
     "split.count": "is the number of parts",
     "split.tensors.count": "is the number of tensors of all parts",
 }
-# Of every family that rotates, though no row names them.
+# For every family with rotary positions, though no row names them.
 _ROPE = {
     **dict.fromkeys(("rope.freq_base", "rope.scaling.factor", "rope.scaling.attn_factor"), "f32"),
     **{"rope.scaling.type": "str", "rope.scaling.original_context_length": "u32", "rope.scaling.finetuned": "bool"},
@@ -70,15 +70,17 @@ def edit(
     in_place: bool,
     plan: bool,
 ) -> int:
-    """Writes the GGUF `model` as `target` with the keys of `patch`, None for those that go; returns the bytes written.
+    """Writes the GGUF `model` as `target` with the keys of `patch`, None for removed ones; returns the bytes written.
 
-    With `plan` these are only counted.
+    With `plan` they are only counted.
 
-    With `in_place` one sector of the header is overwritten where no other one differs, else a copy takes the file's
-    place. A key keeps its type and its place; `types` names those of others (see TYPES).
+    With `in_place` a single sector of the header is overwritten if nothing else differs, otherwise a copy replaces the
+    file.
+    Existing keys keep type and position; `types` gives those of new ones (see TYPES).
 
-    Raises UsageError for a key that llama.cpp does not know, or a value that is not of its type; RefusedError where
-    llama.cpp would not load the result.
+    Raises UsageError for a key that llama.cpp does not know, or a value of the wrong type; RefusedError if llama.cpp
+    would
+    refuse the result.
     """
     native = model.native_as(GgufNative)
     assert native is not None
@@ -132,7 +134,7 @@ def _edited(model: Model, part: GgufPart, patch: Mapping[str, object], types: Ma
 
 
 def _type_of(key: str, kv: KvMapping, row: Architecture | None, types: Mapping[str, str]) -> ValueType:
-    """The type that was given, that the key has, or that llama.cpp reads it as. Raises UsageError."""
+    """The given type, else that of the existing key, else llama.cpp's. Raises UsageError."""
     if key in types:
         return parse_type(types[key])
     if key in kv.entries:
@@ -144,7 +146,7 @@ def _type_of(key: str, kv: KvMapping, row: Architecture | None, types: Mapping[s
 
 
 def _type_by_name(key: str, row: Architecture | None, hint: str, others: Collection[str] = ()) -> ValueType:
-    """The type as which llama.cpp reads a key. Raises UsageError where it reads none of that name."""
+    """The type as which llama.cpp reads a key. Raises UsageError if it does not read it."""
     known = dict(_known(row))
     if key in known:
         return known[key]
@@ -158,7 +160,7 @@ def _type_by_name(key: str, row: Architecture | None, hint: str, others: Collect
 
 
 def read_value(key: str, value: object, row: Architecture | None) -> object:
-    """`value` as a GGUF of the family has it under `key`. Raises UsageError."""
+    """`value` as a GGUF of the family stores it under `key`. Raises UsageError."""
     return _read(key, _type_by_name(key, row, "list the keys with apr inspect --metadata"), value)
 
 
@@ -183,7 +185,7 @@ def _known(row: Architecture | None) -> Iterator[tuple[str, ValueType]]:
 
 
 def name_hint(key: str, known: list[str]) -> str | None:
-    """A hint with the key of the same kind that looks most like it."""
+    """A hint with the most similar key of the same kind."""
     kind, _, name = key.rpartition(".")
     names = {other.removeprefix(kind + "."): other for other in known if other.startswith(kind + ".")}
     near = get_close_matches(name, list(names), 1, 0.7)
@@ -191,7 +193,7 @@ def name_hint(key: str, known: list[str]) -> str | None:
 
 
 def _read(key: str, kind: ValueType, value: object) -> object:
-    """`value` as the type has it. Raises UsageError."""
+    """`value` converted to the type. Raises UsageError."""
     if isinstance(value, Text):
         value = _parsed(kind, value)
     if isinstance(kind, tuple):
@@ -258,7 +260,7 @@ def _check(model: Model, part: GgufPart, head: bytes, patch: Mapping[str, object
 
 def _network_problems(model: Model, part: GgufPart) -> Iterator[str]:
     shapes = {tensor.name: tensor.shape for tensor in part.tensors}
-    # The vocabulary, whose lists take longer to read than all else, has no part in it.
+    # The vocabulary, whose lists take longest to read, does not matter.
     kv = part.kv.without(lambda key: key.startswith("tokenizer."))
     row = find_gguf(kv, list(shapes))
     if row is None:
@@ -281,7 +283,7 @@ _SECTOR = 512
 
 
 def _difference(old: bytes, new: bytes) -> tuple[int, bytes]:
-    """Where two headers of one length begin to differ, in whole sectors, and what `new` has up to the last one."""
+    """The first difference of two headers of equal length, in whole sectors, and the new content up to the last one."""
     starts = [
         start for start in range(0, len(new), _SECTOR) if old[start : start + _SECTOR] != new[start : start + _SECTOR]
     ]

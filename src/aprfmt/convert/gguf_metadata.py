@@ -1,4 +1,4 @@
-"""The keys of a GGUF: those of the source that no edit changes, and new ones for llama.cpp."""
+"""The keys of a GGUF: unedited ones of the source, and new ones for llama.cpp."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def checked_keys(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor])
     entries = [item if isinstance(item, bytes) else gguf_write.encode_kv(*item) for item in keys]
     is_apr = apr2.native_of(c.model) is not None
     pairs = _pairs(c, sidecar.strip(entries) if is_apr else entries)
-    for item in keys:  # the vocabulary was encoded a moment ago
+    for item in keys:  # the vocabulary was just encoded
         if not isinstance(item, bytes) and isinstance(item[2], list) and item[1] == (GgufType.ARRAY, GgufType.STRING):
             pairs.remember(item[0], [*item[2]])
     _check_keys(c, pairs, tensors)
@@ -103,10 +103,10 @@ def sidecar_holds(c: Canonical, base: KvMapping) -> bool:
         return True
     found, warning = sidecar.read_sidecar(base)
     if warning is not None or c.model.metadata.get(sidecar.LEFT_ASIDE):
-        return True  # it had no part in the import either
+        return True  # the import ignored it too
     pairs = _pairs(c, sidecar.strip(unsplit_entries(base).values()))
     missing = sidecar.differences(c.model, _metadata_after_import(c, pairs, c.extras))
-    # A GGUF by another program needs one only for what it cannot have brought itself.
+    # A GGUF by another program needs one only for what it cannot contain itself.
     return found.metadata == missing if found is not None else not sidecar.folder_fields(missing)
 
 
@@ -139,7 +139,7 @@ def _stored_dtypes(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
 
 
 def base_keys(c: Canonical, manifest: SourceManifest | None) -> KvMapping | None:
-    """The key-value pairs of the GGUF that `c` came from."""
+    """The key-value pairs of the GGUF that `c` was imported from."""
     if (source := c.model.native_as(GgufNative)) is not None:
         return source.parts[0].kv
     if manifest is not None:
@@ -152,15 +152,15 @@ def keys_of(
 ) -> list[KV | bytes]:
     """The keys to write; those of `base` that no edit or option changes keep their bytes.
 
-    Raises RefusedError, CorruptError for a value that its key cannot hold; `copied` takes it as the source has it.
+    Raises RefusedError, CorruptError for a value that its key cannot store; with `copied` the source's value is kept.
     """
     if base is None:
         return list(derive_keys(c, work, tensors))
     now = {kv[0]: _rounded(kv) for kv in derive_keys(c, work, tensors, overlaid=True)}
-    # What derive_keys gives for the source itself, before any edit.
+    # What derive_keys yields for the source itself, before any edit.
     plain = replace(work, options=Options(), quantization=None)
     then = {kv[0]: _rounded(kv) for kv in derive_keys(_as_import(c, base), plain, [], overlaid=True)}
-    if work.options.dtype == "keep":  # the source's own word for its mix of types stays
+    if work.options.dtype == "keep":  # the source's own file type is kept
         del now["general.file_type"]
     del then["general.file_type"]
     misfit = next((value for _, _, value in now.values() if isinstance(value, Misfit)), None)
@@ -170,7 +170,7 @@ def keys_of(
 
 
 def _rounded(kv: KV) -> KV:
-    """`kv` with a float32 where an `.apr` stores one: a source may hold the number in another type."""
+    """`kv` with float32 values as an `.apr` stores them: a source may have the number in another type."""
     key, kind, value = kv
     return (key, kind, shorten(value)) if kind is GgufType.FLOAT32 and isinstance(value, float) else kv
 
@@ -181,7 +181,7 @@ def unsplit_entries(base: KvMapping) -> dict[str, bytes]:
 
 
 def _as_import(c: Canonical, base: KvMapping) -> Canonical:
-    """`c` as an import of a GGUF with the keys `base` gives it."""
+    """`c` as if imported from a GGUF with the keys `base`."""
     tensor_names = gguf_names(c)
     hparams = hp.from_gguf(base, tensor_names)
     if c.arch is not None:
@@ -189,7 +189,7 @@ def _as_import(c: Canonical, base: KvMapping) -> Canonical:
     if hparams.head_dim is None and c.model.convention == "apr":
         complete_from_shapes(hparams, c.tensors)
     known = provenance.from_gguf(base)
-    # An .apr without a word on these keys never removed any of them.
+    # An .apr without these keys never removed any of them.
     general = known.general if c.general is not None else None
     return Canonical(c.model, c.arch, hparams, ggml.from_gguf(base), known.info, c.tensors, general=general)
 
@@ -197,7 +197,7 @@ def _as_import(c: Canonical, base: KvMapping) -> Canonical:
 def derive_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid: bool = False) -> list[KV]:
     """Every key of a GGUF for `c`, in the order of llama.cpp's own converter.
 
-    `overlaid`: they go over a GGUF's own keys, where a pre-tokenizer or a dimension may be missing.
+    `overlaid`: they complement a GGUF's own keys, so a pre-tokenizer or a dimension may be missing.
     """
     architecture = c.arch.gguf if c.arch else c.hparams.architecture or "unknown"
     keys: list[KV] = [
@@ -210,11 +210,11 @@ def derive_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid:
         found = hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows, complete=not overlaid, misfits=overlaid)
         keys += [gguf_write.typed_kv(kv) for kv in found]
     if c.tokenizer is not None and c.tokenizer.model == NO_VOCABULARY and n_rows is not None:
-        size: KV = (f"{architecture}.vocab_size", GgufType.UINT32, n_rows)  # llama.cpp counts no tokens then
+        size: KV = (f"{architecture}.vocab_size", GgufType.UINT32, n_rows)  # llama.cpp then counts no tokens
         keys += [size] if size not in keys else []
     keys.append(("general.file_type", GgufType.UINT32, _file_type(c, work.quantization, tensors)))
     if c.tokenizer is not None:
-        own = {key for key, _, _ in keys}  # a network may say how many token types its tokenizer has
+        own = {key for key, _, _ in keys}  # a network may state the number of token types of its tokenizer
         found = ggml.to_gguf(
             _with_pre(c, c.tokenizer, work.options.pre, overlaid=overlaid),
             vocab_size=n_rows,
@@ -261,7 +261,7 @@ def gguf_names(c: Canonical) -> list[str]:
 
 
 def _with_pre(c: Canonical, tokenizer: Tokenizer, pre: str | None, *, overlaid: bool) -> Tokenizer:
-    if overlaid:  # the JSON of an .apr sorts by name, which is not an edit
+    if overlaid:  # the JSON of an .apr is sorted by name, which is not an edit
         tokenizer = replace(tokenizer, chat_templates=dict(sorted(tokenizer.chat_templates.items())))
     if pre is not None:
         check_name(pre)

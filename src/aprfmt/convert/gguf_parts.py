@@ -20,14 +20,14 @@ _PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 def part_names(name: str, count: int) -> list[str]:
-    """File names of the parts of a split GGUF that the user calls `name`, counted from 1 (llama_split_path)."""
+    """File names of the parts of a split GGUF called `name`, counted from 1 (llama_split_path)."""
     stem = name[: -len(".gguf")] if name.lower().endswith(".gguf") else name
     stem = _PART.sub("", stem)
     return [f"{stem}-{no:05d}-of-{count:05d}.gguf" for no in range(1, count + 1)]
 
 
 def older_outputs(first: Path, new: Collection[str]) -> list[str]:
-    """Names of GGUFs in the folder of `first` that differ from it in the part number only and are not in `new`."""
+    """Names of GGUFs in the folder of `first` that differ from it only in the part number and are not in `new`."""
     stem = _PART.sub("", first.stem)
     with storage_errors(first.parent):
         found = [path for path in first.parent.iterdir() if path.suffix == ".gguf"]
@@ -39,8 +39,9 @@ def split_gguf(
 ) -> list[FileLayout]:
     """The parts of a GGUF, none larger than `max_bytes` unless the keys or a single tensor are.
 
-    All keys go into the first part; each has split.no, split.count and split.tensors.count, as gguf-split writes
-    them. A model that fits into one file is not split. Raises as gguf_write.layout, RefusedError for too many parts.
+    All keys go into the first part; each has split.no, split.count and split.tensors.count, as in gguf-split. A model
+    that fits
+    into one file is not split. Raises as gguf_write.layout, RefusedError for too many parts.
     """
     whole = FileLayout(name, gguf_write.layout(keys, tensors, alignment=alignment))
     if whole.n_bytes <= max_bytes:
@@ -57,7 +58,7 @@ def split_gguf(
     layouts = []
     for no, (part, group) in enumerate(zip(part_names(name, len(groups)), groups, strict=True)):
         numbers = _split_keys(no, len(groups), len(tensors))
-        # The alignment is a key of the first part, so the others have the default one.
+        # The alignment is a key of the first part, so the others use the default.
         segments = (
             gguf_write.layout(numbers, group)
             if no

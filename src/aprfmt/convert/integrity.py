@@ -1,4 +1,4 @@
-"""A model that is read to be written again: whether it is whole is known before the output gets its name."""
+"""Verifies that the source of a conversion is intact before the output gets its name."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from aprfmt.types import PathLike
 
 @contextmanager
 def open_checked(path: PathLike, *, reopens: bool = True) -> Iterator[tuple[Model, Callable[[str], None]]]:
-    """Opens the model at `path`; gives it, and the check to make when all of the output is written, at a path.
+    """Opens the model at `path`; returns it, and the check to run when the whole output is written, given its path.
 
-    `reopens`: whether the output is opened again; a package may know its own form by a name that it has not got yet.
+    `reopens`: whether the output is opened again; a package may be recognized by a name that it does not have yet.
 
-    The check raises ChecksumError where a checksum of the container does not fit, ChangedError where one of the files
-    that the block opened has changed since, RefusedError where the output cannot be read again. What was streamed
-    meanwhile is not read again for it.
+    The check raises ChecksumError if a checksum of the container does not match, ChangedError if one of the files that
+    the
+    block opened has changed since, RefusedError if the output cannot be read back. Data streamed meanwhile is not read
+    again.
     """
     with watch_opened() as opened, formats.open(path) as model:
         if model.convention == "apr":
@@ -40,20 +41,19 @@ def open_checked(path: PathLike, *, reopens: bool = True) -> Iterator[tuple[Mode
 
         try:
             yield model, confirm
-        except ChecksumError as error:  # of a file that would be restored: what is damaged is the source
+        except ChecksumError as error:  # for a file that would be restored: the source is damaged
             error.path = error.path or str(model.path)
             raise
 
 
 def read_back(output: str) -> None:
-    """Opens what was written as any command would: header, index, dimensions.
+    """Opens the output as any command would: header, index, dimensions.
 
-    The vocabulary and the record of the source files were read, or made, when the output was planned. Raises
-    RefusedError.
+    The vocabulary and the source manifest were read, or built, when the output was planned. Raises RefusedError.
     """
     try:
         with formats.open(output) as model:
-            if model.convention != "apr":  # whose dimensions stand beside the vocabulary, see targets.apr
+            if model.convention != "apr":  # whose dimensions are stored with the vocabulary, see targets.apr
                 _ = model.hparams
     except StorageError:
         raise
@@ -67,11 +67,9 @@ def read_back(output: str) -> None:
 
 
 def altered_files(c: Canonical) -> list[tuple[str, str]]:
-    """The source files that the `.apr` `c` would not give back as they were imported, each with the kind of its digest.
+    """The source files that the `.apr` `c` would not restore as imported, each with the kind of its digest.
 
-    All of them are made for it.
-
-    Raises UnsupportedError where there is nothing to compare them with.
+    Produces all of them. Raises UnsupportedError if no digests are recorded.
     """
     model = c.model
     value = model.metadata.get(SOURCE_KEY) if apr2.native_of(model) is not None else None

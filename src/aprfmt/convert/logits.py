@@ -1,4 +1,4 @@
-"""`--verify=logits`: compares what the output of a conversion computes with what its source does.
+"""`--verify=logits`: compares the logits of a conversion's output with those of its source.
 
 Each side is computed in a process of its own: a GGUF by llama.cpp, a Hugging Face folder by transformers, every other
 container by the trainer's decoder.
@@ -31,26 +31,26 @@ TEXT = "The capital of France is Paris, and the river that runs through it is ca
 N_TOKENS = 16
 
 _POOLING = {"encoder": "none", "states": "none", "rank": "rank", "rank_decoder": "rank"}
-"""Kind of model -> what llama.cpp is asked for instead of logits."""
+"""Kind of model -> llama.cpp's output that replaces logits."""
 
 _ONLY_FLASH = ("minimax-m3",)
-"""Architectures that llama.cpp computes correctly by flash attention alone."""
+"""Architectures that llama.cpp computes correctly only with flash attention."""
 
 _MASKED = -1e30
-"""Logits below it are of tokens that a network never gives."""
+"""Logits below it belong to masked tokens."""
 
 _SLOWER = 5
-"""Time limit of torch and transformers, which take long to import, in terms of llama.cpp's."""
+"""Time limit of torch and transformers, which take long to import, in multiples of llama.cpp's."""
 
 _EXACT = 2e-3
-"""Relative error of two computations in float32 at most; llama.cpp computes some activations in half precision."""
+"""Maximum relative error between two float32 computations; llama.cpp computes some activations in half precision."""
 
 _FLOATS = {"F64": _EXACT, "F32": _EXACT, "F16": 1.5e-2, "BF16": 6e-2}
 _SAME_BLOCKS = 0.15
-"""Of the same quantized weights: llama.cpp quantizes activations to 8 bits too."""
+"""For the same quantized weights: llama.cpp also quantizes activations to 8 bits."""
 
 _QUANTIZED = ((6.0, 0.3), (5.0, 0.4), (4.0, 0.5), (3.0, 0.6), (0.0, 0.75))
-"""(bits of the type, largest relative error). SmolLM2: Q8_0 0.06, Q5_K_M 0.17, Q3_K_M 0.29; Q and K permuted 0.73."""
+"""(bits of the type, maximum relative error). SmolLM2: Q8_0 0.06, Q5_K_M 0.17, Q3_K_M 0.29; Q and K permuted 0.73."""
 
 
 Convert = Callable[[PathLike, PathLike, Mapping[str, object]], object]
@@ -65,7 +65,7 @@ class Logits(NamedTuple):
 
 
 def kind_of(keys: Mapping[str, object]) -> str:
-    """What is compared, by the keys of a GGUF.
+    """What is compared, from the keys of a GGUF.
 
     "causal" and "seq2seq": logits; "encoder" and "states": hidden states; "rank" and "rank_decoder": scores.
     """
@@ -79,7 +79,7 @@ def kind_of(keys: Mapping[str, object]) -> str:
 
 
 def relative_error(a: Array, b: Array) -> float:
-    """Norm of the difference over the norm of `b`; infinite where a value of `a` is not finite or the shapes differ."""
+    """Norm of the difference over the norm of `b`; infinite if `a` is not finite or the shapes differ."""
     import numpy as np
 
     if a.shape != b.shape or not np.isfinite(a).all():
@@ -91,10 +91,11 @@ def relative_error(a: Array, b: Array) -> float:
 
 
 def tolerance(dtypes: Collection[str], *, same_weights: bool, packed_bits: float | None = None) -> float:
-    """The largest relative error of llama.cpp's logits, by the dtypes of the matrices.
+    """The maximum relative error of llama.cpp's logits, from the dtypes of the matrices.
 
     `same_weights`: whether the other side computes with the same quantized weights; `packed_bits`: bits per value of
-    the quantized checkpoint that the matrices were decoded from.
+    the
+    quantized checkpoint from which the matrices were dequantized.
     """
 
     def of(name: str) -> float:
@@ -214,11 +215,11 @@ def _by_torch(
 
 @dataclass(frozen=True, slots=True)
 class SourceLogits:
-    """What the source of a conversion computes, to compare the output with.
+    """The outputs of a conversion's source, for comparison with the converted model.
 
     Attributes:
         path: the source.
-        ids, kind: what is computed.
+        ids, kind: the input tokens, and what is compared.
         logits: of the source.
         dtypes: of the source's matrices, if llama.cpp computed it.
         convert: as for compute.
@@ -253,7 +254,7 @@ class SourceLogits:
         """Compares with the output at `path`, which errors call `name`.
 
         `dtypes` are those of its matrices; `keeps` tells whether they are the source's; `packed_bits` as in
-        `tolerance`. Raises RunError where the logits differ by more than that.
+        `tolerance`. Raises RunError if the logits differ by more than that.
         """
         found = compute(path, self.ids, self.kind, self.convert, name=name)
         own = tolerance(dtypes, same_weights=keeps, packed_bits=packed_bits)

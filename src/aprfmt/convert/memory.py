@@ -1,4 +1,4 @@
-"""Memory of a conversion: an estimate, and a flow that stays within a limit."""
+"""Memory of a conversion: an estimate, and a flow within a limit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SMALLEST_WINDOW = 4 * CHUNK_BYTES
 
 
 LATER_BYTES = 48 << 20
-"""Memory that is needed only while writing: numpy, codecs, allocator overhead."""
+"""Memory needed only while writing: numpy, codecs, allocator overhead."""
 
 
 _MARGIN = 4
-"""Megabytes: memory differs a little from one process to the next."""
+"""Safety margin: memory use varies slightly between processes."""
 
 
 def resident_bytes() -> int:

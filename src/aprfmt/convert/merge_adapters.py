@@ -105,13 +105,13 @@ def extract_adapter(call: ExtractAdapterCall) -> Report:
 
 
 _WHOLE = 1 - 1e-9
-"""Share of the squares above which only rounding is missing."""
+"""Fraction of the sum of squares above which only rounding is missing."""
 
 
 def open_input(stack: ExitStack, path: PathLike, dst: PathLike, *, follow_links: bool) -> Model:
-    """Another input of a conversion, intact, open until `stack` is closed.
+    """Opens and verifies another input of a conversion until `stack` is closed.
 
-    Raises RefusedError where `dst` is it, and for links that lead out of its folder unless `follow_links`.
+    Raises RefusedError if it is `dst`, and for links that lead out of its folder unless `follow_links`.
     """
     model = stack.enter_context(formats.open(path))
     _refuse_output(dst, model)
@@ -134,7 +134,7 @@ def _adapter_for(model: Model, c: Canonical) -> Adapter:
         raise RefusedError("this is an adapter, not a base model", path=c.model.path)
     own = Base(c.arch, c.hparams) if c.arch is not None else None
     if c.model.convention == "gguf" and model.convention != "gguf":
-        # Only the base's own config.json tells by what numbers some families' weights are multiplied in a GGUF.
+        # In some families only the base's own config.json states the factors of weights in a GGUF.
         named = find_base(model, None)
         own = named if named is not None and named.row is c.arch else own
     return read_adapter(model, own)

@@ -40,7 +40,7 @@ from aprfmt.text import plural
 from aprfmt.tokenizer.model import without_padding
 
 _MOST_THREADS = 8
-"""More of them wait for each other, where calls are as short as the arithmetic of merging."""
+"""More threads would wait for each other, since calls are as short as the arithmetic of merging."""
 
 
 @takes(MergeCall)

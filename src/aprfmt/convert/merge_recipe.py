@@ -69,7 +69,7 @@ Parameters = Mapping[str, SettingsNode]
 
 @dataclass(frozen=True, slots=True)
 class MergeInput:
-    """A model of a slice, its layers from the first up to, but not including, the last, and its own parameters."""
+    """A model of a slice, its layer range (end exclusive) and its own parameters."""
 
     path: str
     layers: tuple[int, int] | None = None
@@ -79,7 +79,7 @@ class MergeInput:
 
 @dataclass(frozen=True, slots=True)
 class MergedLayers:
-    """Some layers of the result."""
+    """A slice: some layers of the result."""
 
     sources: tuple[MergeInput, ...]
     base: str | None = None
@@ -96,7 +96,7 @@ class MergeRecipe:
         parts: slices in order; a single one of whole models if no layers are given.
         base: the base model.
         parameters: of all slices.
-        dtype: what `dtype` or `out_dtype` say, as --dtype takes it; None without them.
+        dtype: `dtype` or `out_dtype`, as a value of --dtype; None without them.
         tokenizer: the model whose tokenizer is used; "base", "union", or None.
         path: the YAML file; None for options.
         notes: warnings on ignored parameters.
@@ -113,12 +113,12 @@ class MergeRecipe:
 
     @property
     def models(self) -> list[str]:
-        """Every model once: the base, then the others in the order in which they are named."""
+        """Every model once: the base, then the others in order of appearance."""
         named = [part.base for part in self.parts] + [source.path for part in self.parts for source in part.sources]
         return list(dict.fromkeys(path for path in (self.base, *named) if path is not None))
 
     def base_of(self, number: int) -> int | None:
-        """Which of the inputs of a slice is its base; None for methods without one."""
+        """The base among the inputs of a slice; None for methods without one."""
         part = self.parts[number]
         base = part.base or self.base
         if self.method not in _WITH_BASE:
@@ -126,10 +126,11 @@ class MergeRecipe:
         return next(i for i, source in enumerate(part.sources) if source.path == base)
 
     def rule(self, number: int, name: str, names: Sequence[str], place: float, seed: int) -> MergeRule:
-        """How the weight `name` of slice `number` is merged; `names` are those that it has in the inputs.
+        """The merge rule of the weight `name` in slice `number`; `names` are its names in the inputs.
 
-        `place` says where in the slice its layer lies, from 0 to 1. Raises UsageError for parameters that are
-        missing, and for values that cannot be.
+        `place` is the position of its layer in the slice, from 0 to 1. Raises UsageError for missing parameters and
+        impossible
+        values.
         """
         part = self.parts[number]
         common = (part.parameters, self.parameters)
@@ -240,7 +241,7 @@ def checked(parameter: str, node: SettingsNode) -> float | bool | str:
     number = value
     if isinstance(value, str):
         try:
-            number = float(value)  # YAML 1.1 takes 1e-3 for a text
+            number = float(value)  # YAML 1.1 parses 1e-3 as text
         except ValueError:
             number = None
     if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):

@@ -15,7 +15,7 @@ _BRACES = re.compile(r"\{\{+|\{\Z")
 _CONTROL = re.compile(f"(?![\t\n])[{CONTROLS}]")
 
 MOST_CONTEXT = 8192
-"""Tokens of the context that a Modelfile asks for at most: Ollama takes the memory for all of it."""
+"""Maximum context in a Modelfile: Ollama allocates memory for all of it."""
 
 
 def modelfile(c: Canonical, gguf_name: str) -> tuple[bytes, list[str]]:
@@ -52,9 +52,9 @@ def modelfile(c: Canonical, gguf_name: str) -> tuple[bytes, list[str]]:
 
 
 def go_template(found: ChatFormat) -> str:
-    """The format as a template of Go's text/template, over Ollama's .Messages and .System.
+    """The format as a Go text/template over Ollama's .Messages and .System.
 
-    Spaces around a message stay, also where the model's own template trims them: Ollama's templates cannot.
+    Spaces around a message are kept even if the model's own template trims them: Ollama's templates cannot.
     """
     system, user, assistant = found.system, found.user, found.assistant
     parts = [_literal(found.start), "{{ range $i, $_ := .Messages }}{{ $last := eq (len (slice $.Messages $i)) 1 }}"]
@@ -74,7 +74,7 @@ def go_template(found: ChatFormat) -> str:
 
 
 def _literal(text: str) -> str:
-    """Text of a template. A brace before another, or before an action that follows, would begin one itself."""
+    """Literal text of a template. Two braces, or one before an action, would start an action."""
     return _BRACES.sub(lambda found: f'{{{{ "{found[0]}" }}}}', text)
 
 
@@ -95,7 +95,7 @@ def _one_line(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A value of a Modelfile: in quotes, or in three of them where it has lines or quotes."""
+    """A value of a Modelfile: quoted, or triple-quoted if it contains line breaks or quotes."""
     text = _CONTROL.sub("", text.replace("\r\n", "\n"))
     if "\n" in text or '"' in text:
         return '"""' + text.replace('"""', "'''") + '"""'

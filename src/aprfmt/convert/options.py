@@ -1,7 +1,7 @@
-"""The options of conversions, each declared once: groups of fields, and the call of each function as a dataclass.
+"""The options of conversions, each declared once: groups of fields, and each function's parameters as a dataclass.
 
-Python functions take these dataclasses as their parameters (`schema.takes`), commands make their options from them.
-Groups have no __init__, which takes longer to compile than all else of a class.
+Python functions take these dataclasses as their parameters (`schema.takes`), commands build their options from them.
+Groups have no __init__, which takes longer to compile than the rest of a class.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Running:
 
 @light_dataclass(frozen=True, kw_only=True, init=False)
 class Access:
-    """Names and files that a conversion carries without knowing them."""
+    """Names and carried files."""
 
     allow_unmapped: bool = option(False, "Keep unmapped tensors under their source names.", section=SOURCE)
     allow_names: bool = option(
@@ -119,7 +119,7 @@ class Network:
 
 @light_dataclass(frozen=True, kw_only=True, init=False)
 class Verifiable:
-    """What is checked of an output before it gets its name."""
+    """Verification before the output is published."""
 
     verify: bool | str = option(
         False,
@@ -139,7 +139,7 @@ class Loadable(Verifiable):
 
 @light_dataclass(frozen=True, kw_only=True, init=False)
 class Shaped(Formatted, Loadable):
-    """How a format holds the model."""
+    """How a format stores the model."""
 
     pre: str | None = option(
         None, "llama.cpp pre-tokenizer, if it cannot be detected.", metavar="NAME", section=TOKENIZER
@@ -171,7 +171,7 @@ class WithoutDrafts:
 
 @light_dataclass(frozen=True, kw_only=True, init=False)
 class Stated:
-    """Provenance that overrides that of the source."""
+    """Provenance that overrides the source's."""
 
     license: str | None = option(None, "License of the weights.", metavar="SPDX", section=PROVENANCE)
     data_source: str | None = option(None, "Training data of the model.", metavar="ID", section=PROVENANCE)
@@ -252,7 +252,7 @@ def _bytes(size: int | str | None) -> int | None:
 COMMON = frozenset({f.name for kind in (Running, Access) for f in fields(kind)}) | {
     *("arch", "base", "allow_no_config", "format")
 }
-"""Options about reading the source and running the conversion, which mean the same for every target."""
+"""Options about reading the source and running the conversion, the same for every target."""
 
 PRESET_OPTIONS = frozenset(
     ("imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output", "allow_requantize")

@@ -1,4 +1,4 @@
-"""Parses and checks the values of conversion options, whoever gives them."""
+"""Parses and checks the values of conversion options, from the command line and from Python."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 _LEAST_TYPED_SHARD = 100
-"""Bytes: a smaller number without a unit is taken for a forgotten unit."""
+"""Bytes: a smaller number without a unit is probably missing its unit."""
 
 
 def parse_size(value: object, *, least: int = 1, name: str = "") -> int:
@@ -127,7 +127,7 @@ def _shard_size(name: str, value: object) -> int:
     return size
 
 
-# By name where the type is not enough, the others by the annotation of the field.
+# By name if the type is not sufficient, the others by the annotation of the field.
 _PARSERS: dict[str, Parser] = {
     "verify": _verify,
     "threads": _optional(_threads),

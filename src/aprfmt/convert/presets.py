@@ -1,4 +1,4 @@
-"""The quantization presets (llama.cpp: file types) as data, and the dtype that each tensor of a GGUF gets.
+"""llama.cpp's quantization presets (file types) as data, and the dtype that each tensor of a GGUF gets.
 
 The decisions are those of llama.cpp's llama_model_quantize.
 """
@@ -21,13 +21,13 @@ class QuantizationPreset:
     """One preset.
 
     Attributes:
-        name: what users type.
-        file_type: llama.cpp's number (`enum llama_ftype`), which `general.file_type` gets.
-        dtype: what every matrix gets for which no rule says otherwise.
-        advice: when to take it, one line.
-        rules: by kind of tensor (see KINDS; "*" is every kind without a rule of its own) the exceptions:
-            clauses `condition&condition:DTYPE`, of which the first that holds counts. A clause without conditions
-            always holds, one without a dtype leaves the preset's. The conditions stand in CONDITIONS.
+        name: the user-facing name.
+        file_type: llama.cpp's enum value (`enum llama_ftype`) for `general.file_type`.
+        dtype: default dtype of matrices.
+        advice: when to use it, one line.
+        rules: exceptions by kind of tensor (see KINDS; "*" is every kind without a rule of its own): clauses
+            `condition&condition:DTYPE`, the first that holds counts. A clause without conditions always holds, one
+            without a dtype keeps the preset's. CONDITIONS lists the conditions.
     """
 
     name: str
@@ -38,13 +38,13 @@ class QuantizationPreset:
 
 
 def _preset(name: str, file_type: int, dtype: str, advice: str, **rules: str) -> QuantizationPreset:
-    """A preset of the usual kind: with eight experts, keys and values are a small part and get eight bits."""
+    """The usual kind of preset: with eight experts, keys and values are a small part and get eight bits."""
     eight = {kind: f"experts8:Q8_0 {rules.get(kind, '')}".strip() for kind in ("attn_v", "attn_k")}
     return QuantizationPreset(name, file_type, dtype, advice, rules | eight)
 
 
 def _two_bits(name: str, file_type: int, dtype: str, advice: str, better: str, attn_output: str) -> QuantizationPreset:
-    """A preset of one to two bits, where `better` is the type of the few tensors that such a loss would hurt most."""
+    """A preset of one to two bits; `better` is the type of the few most sensitive tensors."""
     rules = {
         "output": "Q5_K",
         "token_embd": better,
@@ -56,7 +56,7 @@ def _two_bits(name: str, file_type: int, dtype: str, advice: str, better: str, a
     return QuantizationPreset(name, file_type, dtype, advice, rules)
 
 
-# Output projections of attention in models of eight experts, which are not Falcons.
+# Attention output projections in models with eight experts other than Falcon.
 _EIGHT = "falcon: experts8:Q5_K"
 
 _NEEDS = "needs an importance matrix"
@@ -120,7 +120,7 @@ _ROWS = (
 PRESETS: dict[str, QuantizationPreset] = {preset.name: preset for preset in _ROWS}
 
 OTHER_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
-"""Dtypes without a preset of the same name: the file type (`enum llama_ftype`) of a file of mostly that dtype."""
+"""Dtypes without a preset of the same name: the file type (`enum llama_ftype`) of a file that mostly has that dtype."""
 
 ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
@@ -133,7 +133,7 @@ _ELSEWHERE = {
     "2bit q2 int2": "q2_k",
     "fp8 float8 f8 e4m3": "f8_e4m3",
 }
-"""Mixes that come closest to the names of other programs; spelled as _key does."""
+"""Presets closest to other programs' names, in the spelling of _key."""
 
 
 def _key(name: str) -> str:
@@ -167,14 +167,14 @@ def require_quantized(name: str) -> None:
         raise UsageError(f"{name} is not a quantized type", hint=f"apr convert FILE -o OUT --dtype {name}")
 
 
-# What a name ends with that says how its weights are stored ("-Q8_0", ".f16"), or which part of a model a file is.
+# Suffixes of names that state the dtype ("-Q8_0", ".f16"), or which part of a model a file is.
 _TYPE_OF_NAME = re.compile(r"[-._](f32|f16|bf16|(i?q\d|tq\d|mxfp4|nvfp4)[a-z0-9_]*)$", re.IGNORECASE)
 _PART_OF_NAME = re.compile(r"-\d{5}-of-\d{5}$")
 _NO_NAMES = ("model", "pytorch_model", "consolidated", "ggml-model")
 
 
 def quantized_name(source: str, preset: str) -> str:
-    """The name of such a file on the hub: "Qwen3-0.6B-Q4_K_M.gguf" from ./Qwen3-0.6B or Qwen3-0.6B-F16.gguf.
+    """The usual file name on the hub: "Qwen3-0.6B-Q4_K_M.gguf" from ./Qwen3-0.6B or Qwen3-0.6B-F16.gguf.
 
     Raises UsageError for an unknown preset, and for a source without a name.
     """
@@ -212,11 +212,11 @@ def unknown(name: str, *others: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True)
 class PresetContext:
-    """The facts of a network that the rules depend on.
+    """The properties of a network that the rules depend on.
 
     Attributes:
         architecture: `general.architecture`.
-        n_layers: `block_count`, layers for multi-token prediction included.
+        n_layers: `block_count`, MTP layers included.
         n_heads, n_kv_heads: of the first layer.
         n_experts: 0 without experts.
     """
@@ -277,9 +277,9 @@ class QuantizeOverrides:
 
 @dataclass(frozen=True, slots=True)
 class TensorPosition:
-    """One tensor among those of its kind: its number `i` of `n`, which is the layer where layers can be told.
+    """A tensor among those of its kind: its index `i` of `n`, which is the layer if layers are known.
 
-    `counted` is the plain running number, `stacked` tells a tensor of several matrices.
+    `counted` is the plain running index, `stacked` whether it consists of several matrices.
     """
 
     i: int
@@ -307,7 +307,7 @@ CONDITIONS: Mapping[str, Callable[[TensorPosition, PresetContext], bool]] = {
 
 
 def more_bits(i: int, n: int) -> bool:
-    """Whether layer `i` of `n` is one of the first or last eighth, or every third one between."""
+    """Whether layer `i` of `n` is in the first or last eighth, or every third one in between."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
@@ -316,7 +316,7 @@ KINDS = (
     ("attn_k.weight", "attn_k"), ("attn_q.weight", "attn_q"), ("attn_output.weight", "attn_output"),
     ("ffn_up", "ffn_up"), ("ffn_gate", "ffn_gate"), ("ffn_down", "ffn_down"),
 )  # fmt: skip
-"""What a tensor's name holds -> its kind; the first that fits. Three names are told by the whole name."""
+"""Part of a tensor's name -> its kind; the first match. Three kinds match the whole name."""
 
 OUTPUT = "output.weight"
 EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
@@ -331,7 +331,7 @@ def kind_of(name: str) -> str:
     return next((kind for part, kind in KINDS if part in name), "other")
 
 
-# Parts of names of small or sensitive matrices, which stay as they are in every preset.
+# Parts of names of small or sensitive matrices, which every preset leaves unchanged.
 _LEFT = (
     "_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight", "altup", "laurel", "per_layer_model_proj",
     "ssm_conv1d", "shortconv.conv.weight", "indexer.k_proj.weight", "indexer.q_proj.weight",
@@ -353,7 +353,7 @@ def is_quantizable(name: str, shape: Shape) -> bool:
     return not any(part in name for part in _LEFT)
 
 
-# Blocks of 256 values that do not divide a row fall back to blocks of 32, and whatever does not fit then to F16.
+# Blocks of 256 values that do not divide a row fall back to blocks of 32, and then to F16.
 _FALLBACK = {
     "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "TQ1_0": "Q4_0",
     "TQ2_0": "Q4_0", "Q2_0": "Q4_0", "IQ1_S": "IQ4_NL", "IQ1_M": "IQ4_NL", "IQ2_XXS": "IQ4_NL",
@@ -369,7 +369,8 @@ def fitting(target: str, shape: Shape) -> str:
     return fitting(_FALLBACK[target], shape) if target in _FALLBACK else "F16"
 
 
-# What holds too little without weights for every column, and what llama.cpp's encoder cannot do without them.
+# Types with too few bits to be used without column importances, and those that llama.cpp's encoder cannot write
+# without.
 _POOR_WITHOUT = ("IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_M", "IQ1_S")
 _IMPOSSIBLE_WITHOUT = ("IQ2_XXS", "IQ2_XS", "IQ1_S")
 
@@ -406,7 +407,7 @@ def _layer(name: str) -> int:
 
 @dataclass(slots=True)
 class _Chooser:
-    """Asked once for each tensor, layer by layer: some rules count the tensors of a kind."""
+    """Called once per tensor, layer by layer: some rules count the tensors of a kind."""
 
     tensors: Mapping[str, Shape]
     preset: QuantizationPreset
@@ -436,7 +437,7 @@ class _Chooser:
         return target if target in overrides.padded else fitting(target, shape)
 
     def _by_rule(self, name: str, kind: str, shape: Shape) -> str:
-        if kind == "token_embd" and OUTPUT not in self.tensors:  # the head is the embedding
+        if kind == "token_embd" and OUTPUT not in self.tensors:  # a tied head
             kind = "output"
         if kind == "output":
             return self._output(shape)
@@ -463,7 +464,7 @@ class _Chooser:
             return TensorPosition(counted, self.n_attn_v, counted, stacked)
         i, n = counted, self.network.n_layers
         if kind.startswith("ffn_") and self.network.n_experts > 1 and self.preset.rules.get(kind):
-            i = _layer(name)  # experts are not a fixed number of tensors a layer
+            i = _layer(name)  # the number of expert tensors per layer varies
             if not 0 <= i < n:
                 raise RefusedError(
                     f"the preset {self.preset.name} depends on the layer, but the tensor is outside the {n} layers",
@@ -478,7 +479,7 @@ class _Chooser:
 
 
 def usual_bits(preset: QuantizationPreset) -> float:
-    """Stored bits for each weight of a model as most are (Llama-3.1-8B), given an importance matrix."""
+    """Bits per weight of a typical model (Llama-3.1-8B), with an importance matrix."""
     shapes: dict[str, Shape] = {"token_embd.weight": (128256, 4096), "output.weight": (128256, 4096)}
     matrices: dict[str, Shape] = {
         "attn_q": (4096, 4096), "attn_k": (1024, 4096), "attn_v": (1024, 4096), "attn_output": (4096, 4096),

@@ -48,7 +48,7 @@ _ONLY_WITH_PRESET = ("imatrix", "tensor_type", "output_type", "embedding_type", 
 
 @dataclass(frozen=True, slots=True)
 class Recoding:
-    """Target dtype of a tensor; `weights` are float32 [matrices * columns], the importance of each column."""
+    """Target dtype of a tensor; `weights` are float32 [matrices * columns], column importances."""
 
     dtype: str
     weights: Array | None = None
@@ -60,9 +60,9 @@ class QuantizedTensor:
 
     Attributes:
         tensor: its values.
-        target: its type, with the importance of its columns.
+        target: its type, with column importances.
         is_fixed: whether an option of the user sets that type.
-        counts: of a stack of experts the tokens that reached each [matrices]; None: alike.
+        counts: for a stack of experts, tokens routed to each [matrices]; None: equal.
     """
 
     tensor: CanonicalTensor
@@ -72,12 +72,12 @@ class QuantizedTensor:
 
 
 Observer = Callable[[str | None, Sequence[QuantizedTensor]], None]
-"""Called while an output is planned with the architecture and the tensors of a GGUF that are quantized."""
+"""Called during planning with the architecture and the tensors of a GGUF that are quantized."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """A preset with its options; `observe` is called with what it quantizes."""
+    """A preset with its options; calls `observe` with what it quantizes."""
 
     preset: QuantizationPreset
     overrides: QuantizeOverrides = field(default_factory=QuantizeOverrides)
@@ -113,7 +113,7 @@ class Quantization:
         return targets
 
     def _remarks(self, shapes: Mapping[str, Shape], chosen: Mapping[str, str]) -> Iterator[str]:
-        """Warnings: overrides without effect, rows that the blocks of the preset do not divide."""
+        """Warnings: overrides without effect, rows that the preset's blocks do not divide."""
         for pattern, dtype in self.overrides.patterns:
             if not any(pattern.search(name) for name in chosen):
                 yield f"--tensor-type {pattern.pattern}={dtype.lower()} matches no tensor that the preset quantizes"
@@ -162,7 +162,7 @@ class Quantization:
 
 
 _RELEASED = ("FP8", "NVFP4", "MXFP4")
-"""Quantization methods in which models are trained or released, so that no float weights exist."""
+"""Quantization methods in which models are trained or released, so float weights do not exist."""
 
 
 def _check_sources(c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str]) -> list[str]:
@@ -172,7 +172,7 @@ def _check_sources(c: Canonical, changing: Sequence[CanonicalTensor], chosen: Ma
     for tensor in changing:
         schemes = [packed[source.name] for source in tensor.sources if source.name in packed]
         if tensor.mapping is not None and tensor.mapping.pack and not tensor.inverse:
-            schemes.append(tensor.dtype)  # packed by its maker as a GGUF has it
+            schemes.append(tensor.dtype)  # packed by its publisher as in a GGUF
         if schemes and set(schemes) <= set(_RELEASED):
             released |= set(schemes)
             continue
@@ -194,7 +194,7 @@ def n_matrices(shape: Shape) -> int:
 
 
 def network_of(c: Canonical) -> PresetContext:
-    """The facts of the network that the rules of a preset depend on."""
+    """The properties of the network that a preset's rules depend on."""
     kv: Mapping[str, object] = {}
     if c.model.convention == "gguf":
         kv = c.model.metadata
@@ -233,7 +233,7 @@ def preset_of(c: Canonical, tensors: Sequence[OutTensor]) -> QuantizationPreset 
             try:
                 chosen = choose(shapes, preset, network, QuantizeOverrides(imatrix=imatrix))
             except RefusedError:
-                continue  # a layer beyond the last
+                continue  # an MTP layer
             if all(types[name] == target for name, target in chosen.items()):
                 return preset
     return None
@@ -337,14 +337,16 @@ def with_apr_names(
 ) -> tuple[Canonical, dict[str, Recoding]]:
     """`c` and its targets for an `.apr`, from the targets `chosen` for the tensors `side` of a GGUF.
 
-    The tensors keep their Hugging Face names where the blocks of the GGUF can be brought into that order without
-    being decoded, as an import of that GGUF finds; the others get their GGUF names.
+    Tensors keep their Hugging Face names if the GGUF's blocks can be reordered without dequantization, as in an import
+    of that
+    GGUF; the others get their GGUF names.
     """
     row = c.arch
     if row is None:
         return c, dict(chosen)
-    # `chosen` speaks of GGUF names. A tensor that stands alone under its Hugging Face name keeps its target; what a
-    # link connects gets the target in Hugging Face order where whole rows of blocks can be moved back, else it is
+    # `chosen` has GGUF names. A tensor that maps alone to its Hugging Face name keeps its target; tensors connected by
+    # a
+    # link get the target in Hugging Face order if whole rows of blocks can be moved back, else they are
     # stored under the GGUF name, in the GGUF's order.
     made = {tensor.name: tensor for tensor in side}
     changed = {name for name, target in chosen.items() if target.dtype != made[name].dtype}
@@ -359,7 +361,7 @@ def with_apr_names(
         if link.row.pack:
             extra = {key: value for key, value in c.hparams.extra.items() if key != "quantization_config"}
             c = replace(c, hparams=replace(c.hparams, extra=extra))
-    # The GGUF holds a copy of the embedding as its head; the `.apr` has the embedding alone, in the head's type.
+    # The GGUF has a copy of the embedding as its head; the `.apr` has only the embedding, in the head's type.
     if needs_head(row.gguf) and names.head(row) not in c.tensors and OUTPUT in chosen:
         targets[names.embedding(row)] = chosen[OUTPUT]
     if not moved:
@@ -390,7 +392,7 @@ def _in_hf_order(link: Link, chosen: Mapping[str, Recoding]) -> dict[str, Recodi
 
 
 def _weighted(link: Link, target: Recoding) -> dict[str, Recoding]:
-    """The same if every matrix of the one GGUF tensor has its own weights: each tensor gets its part."""
+    """The same if every matrix of the one GGUF tensor has its own importances: each tensor gets its part."""
     mapping, weights = link.mapping, target.weights
     after: Shape = mapping.after[0]
     cols, rows = after[-1], after[-2]

@@ -1,4 +1,4 @@
-"""The error that each type makes of a tensor, measured on a sample of its rows by the codec that will write it."""
+"""The error of each type for a tensor, measured on a sample of its rows with the codec that will write it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 SAMPLED_VALUES = 1 << 15
-"""Values of a tensor that are encoded for each type: IQ types take about a second for a million."""
+"""Values of a tensor that are encoded per type: IQ types take about a second per million."""
 
 _SAMPLED_PIECES = 8
-"""Pieces of about a mebibyte that are read of a tensor."""
+"""Chunks of about a mebibyte that are read of a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class RowSample:
 
     Attributes:
         values: float32 [rows, columns].
-        weights: float32 [rows, columns], the importance of each column for each row; None: all equal.
-        matrices: of a stack the matrix of each row.
+        weights: float32 [rows, columns], column importances of each row; None: all equal.
+        matrices: for a stack, the matrix of each row.
         use: [rows, 1], how often the matrix of each row is used.
     """
 
@@ -46,15 +46,15 @@ class RowSample:
 def sample_rows(
     tensor: CanonicalTensor, weights: Array | None, counts: Array | None = None, n_values: int = SAMPLED_VALUES
 ) -> RowSample:
-    """Reads a sample of about `n_values` values, whole rows drawn by the name of the tensor.
+    """Reads a sample of about `n_values` values, whole rows chosen by the tensor's name.
 
     Reads a few mebibytes at most.
 
     Args:
         tensor: the tensor.
         weights: [matrices * columns] as for `CanonicalTensor.out`.
-        counts: [matrices], the tokens that reached each expert of a stack.
-        n_values: about how many values.
+        counts: [matrices], the tokens routed to each expert of a stack.
+        n_values: approximate number of values.
     """
     import numpy as np
 
@@ -81,7 +81,7 @@ def sample_rows(
 
 
 def _pieces(tensor: CanonicalTensor, row_bytes: int, rng: np.random.Generator) -> Iterator[tuple[int, Array]]:
-    """(first row, bytes) of some pieces of whole rows; pieces that are not drawn are not read."""
+    """(first row, bytes) of some chunks of whole rows; other chunks are not read."""
     import numpy as np
 
     step = max(1, (1 << 20) // row_bytes) * row_bytes
@@ -110,7 +110,7 @@ def error_of(sample: RowSample, dtype: str) -> float:
         back[rows] = _round_trip(dtype, values[rows], weights)
     scale = sample.use if sample.weights is None else sample.use * sample.weights
     total = float((scale * values.astype("f8") ** 2).sum())
-    if total == 0:  # columns and experts that no text reached, or zeros
+    if total == 0:  # columns and experts that no token reached, or zeros
         scale, total = np.ones((1, 1)), float((values.astype("f8") ** 2).sum()) or 1.0
     return float((scale * (values.astype("f8") - back) ** 2).sum()) / total
 

@@ -26,7 +26,8 @@ class QuantizedGroup(TypedDict):
     """Tensors of one role in neighbouring layers, whose types were chosen for a target.
 
     `layers` is "" outside of layers; `dtypes` counts tensors, `error` is their mean relative squared error, `share`
-    their part of the predicted KL divergence.
+    their part
+    of the predicted KL divergence.
     """
 
     role: str
@@ -45,7 +46,7 @@ class Report:
     Attributes:
         source, output: paths as given.
         format: id of the written container: "apr-v2", "gguf", "safetensors", "hf", "mlx", or a plugin's.
-        label: the same as users know it: "APR v2", "HF folder".
+        label: its user-facing name: "APR v2", "HF folder".
         architecture: id in arch.table, or the name in the source.
         tensor_count: tensors in the output.
         input_bytes, output_bytes: sizes of all files read and written.
@@ -54,12 +55,12 @@ class Report:
         bits_per_weight: stored bits per parameter; None without parameters.
         lossless: whether the source can be restored byte for byte from the output.
         losses: what the output drops or rounds, one sentence each.
-        differences: what llama.cpp computes otherwise than transformers: `what`, one sentence; `beyond`, the tokens
-            that a text may have before its logits differ, None where every text's do; `slight`, whether the most likely
-            tokens keep their order.
-        changes: weights that keep the codes of their quantization and whose scales are rounded: `tensor`, `from`, `to`,
-            `largest_relative_change` of a value, over the largest that its block may hold.
-        requantized: weights that an adapter was merged into and that were quantized again: `tensor`, `from`, `to`,
+        differences: how llama.cpp differs from transformers: `what`, one sentence; `beyond`, the text length in tokens
+            above which logits differ, None if all texts are affected; `slight`, whether the most likely tokens keep
+            their order.
+        changes: quantized weights with unchanged codes and rounded scales: `tensor`, `from`, `to`,
+            `largest_relative_change` of a value, relative to the largest that its block can represent.
+        requantized: weights that were quantized again after an adapter was merged: `tensor`, `from`, `to`,
             `relative_error`, the RMSE of that step over the RMS of the values; empty in a plan.
         proven: whether `lossless` was verified: each written file matches the digest that the `.apr` records for its
             source file.
@@ -67,8 +68,8 @@ class Report:
         memory_bytes: estimate of the peak working memory.
         tensors: of the output; filled for plans.
         groups: types chosen for a target, by role and layers.
-        predicted_kl: KL divergence in nats per token that the chosen types are expected to have.
-        measured_kl: what llama.cpp measured with --max-kl; `rounds`, how many outputs were measured.
+        predicted_kl: predicted KL divergence of the chosen types in nats per token.
+        measured_kl: measured by llama.cpp with --max-kl; `rounds`, the number of measured outputs.
         files: paths of an output in several sibling files; `output` is the first.
         written: name and bytes of each file of a folder or split output.
     """

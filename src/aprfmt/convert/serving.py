@@ -1,4 +1,4 @@
-"""Quantized weights of a Hugging Face folder, as serving engines load them, and what config.json says of them."""
+"""Quantizes the weights of a Hugging Face folder for serving engines, and describes them in config.json."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from aprfmt.text import first_few, plural
 from aprfmt.types import Array, Shape
 
 _FUSED = re.compile(r"(.*\.)(?:(?:q|k|v)_proj|(gate|up)_proj)\.weight$")
-"""Weights that engines load as one, which then has one scale of the tensor."""
+"""Weights that engines fuse, which must share a tensor scale."""
 
 
 def serving_scheme(name: str) -> ServingScheme | None:
@@ -50,18 +50,18 @@ def serving_scheme(name: str) -> ServingScheme | None:
 
 @dataclass(slots=True)
 class ScaleSearch:
-    """Scales are chosen for the least error, weighted by an importance matrix if there is one.
+    """Chooses scales for the least error, weighted by an importance matrix if given.
 
     Attributes:
         imatrix: the matrix.
-        missing: weights that it has no entry for.
+        missing: weights without an entry.
     """
 
     imatrix: Imatrix | None = None
     missing: list[str] = field(default_factory=list)
 
     def weights(self, c: Canonical, tensor: CanonicalTensor) -> Array:
-        """The importance of the columns of a weight, float32 [columns]; ones without an entry.
+        """Column importances of a weight, float32 [columns]; ones without an entry.
 
         Raises RefusedError for an importance matrix of another model.
         """
@@ -88,7 +88,7 @@ class ScaleSearch:
         return np.ascontiguousarray(values, "f4") / np.float32(mean) if mean > 0 else np.ones(columns, "f4")
 
     def check(self, n_weights: int, losses: Losses) -> None:
-        """Warns of weights without an entry. Raises RefusedError where all `n_weights` are."""
+        """Warns about weights without an entry. Raises RefusedError if all `n_weights` lack one."""
         if self.imatrix is None or not self.missing:
             return
         if len(self.missing) == n_weights:
@@ -100,7 +100,7 @@ class ScaleSearch:
 
 
 def scale_search(options: Options, scheme: ServingScheme | None) -> ScaleSearch | None:
-    """The search that `options` ask for. Raises UsageError where it does not apply to the scheme."""
+    """The search that `options` request. Raises UsageError if it does not apply to the scheme."""
     if not options.search:
         if options.imatrix is not None and scheme is not None:
             raise UsageError(f"--imatrix applies to {scheme.id} only with --search", hint="add --search")
@@ -121,7 +121,7 @@ def packed_modules(c: Canonical, options: Options) -> PackedModules:
     scheme = found.pop() if len(found) == 1 else None
     if scheme is None:
         return PackedModules(c, None, scale_search(options, None))
-    # A search finds the scales of codes that an adapter hardly changes; those of the largest value need not be these.
+    # A search finds the scales of codes that an adapter hardly changes; those from the maximum may differ.
     return PackedModules(c, scheme, ScaleSearch() if scheme.is_searched or scheme.kind == "int" else None, again=True)
 
 
@@ -164,7 +164,7 @@ class PackedModules:
         return made
 
     def check(self, losses: Losses) -> None:
-        """Warns of weights that stay floats. Raises RefusedError where all do."""
+        """Warns about weights that stay floats. Raises RefusedError if all do."""
         if self.scheme is None:
             return
         what = f"groups of {self.scheme.group or 'whole rows'} do not divide the rows"
@@ -190,7 +190,7 @@ class PackedModules:
 
     def settings(self) -> dict[str, object]:
         """The `quantization_config`."""
-        # A tied head has no tensor, but is a Linear all the same.
+        # A tied head has no tensor, but is a Linear module.
         left = dict.fromkeys((*self.left, self.c.head))
         scheme, ignored = self.scheme, [name.removesuffix(".weight") for name in left]
         if scheme is None:
@@ -232,14 +232,14 @@ class PackedModules:
         return [*self._encoded(scheme, tensor, name, losses), *shape]
 
     def _is_linear(self, tensor: CanonicalTensor) -> bool:
-        """Whether it is a matrix of the network that engines quantize: no embedding, no head, no extra tensor."""
+        """Whether it is a matrix of the network that engines quantize: no embedding, head or extra tensor."""
         gguf = (names.gguf_name(self.c.arch, tensor.name, self.c.hparams) if self.c.arch else None) or tensor.name
         if gguf in (*EMBEDDINGS, OUTPUT) or tensor.name in (self.c.embedding, self.c.head):
             return False
         return is_matrix(gguf, tensor.shape) and tensor.name in self.c.tensors
 
     def _encoded(self, scheme: ServingScheme, tensor: CanonicalTensor, name: str, losses: Losses) -> list[OutTensor]:
-        """Codes and scales that are made of the values of a weight."""
+        """Codes and scales computed from a weight's values."""
         columns, source, was = tensor.shape[1], tensor.sources[0], tensor.original_dtype
         merged = source if isinstance(source, MergedTensor) else None
         packed = merged.base if merged is not None else source
@@ -291,7 +291,7 @@ class PackedModules:
             )
 
     def _tensor_scale(self, tensor: CanonicalTensor, dtype: str) -> Callable[[], float]:
-        """Gives the scale of the tensor, the same for weights that engines fuse; found when it is first needed."""
+        """The tensor scale, shared by weights that engines fuse; computed on demand."""
         match = _FUSED.match(tensor.name)
         key = f"{match[1]}{match[2] is not None}" if match else tensor.name
         found = self._overall.get(key)
@@ -303,7 +303,7 @@ class PackedModules:
 
 
 def _scale_over(tensors: Sequence[CanonicalTensor], dtype: str) -> float:
-    """What brings the largest value of the tensors to the largest of NVFP4."""
+    """Maps the largest value of the tensors to the largest of NVFP4."""
     import numpy as np
 
     most = np.float32(np.finfo("f4").tiny)
@@ -335,7 +335,7 @@ def _parts(scheme: ServingScheme, base: str, shape: Shape, dtype: str, stream: S
 
 
 def _regrouped(scheme: ServingScheme, tensor: CanonicalTensor) -> SplitStream | None:
-    """GGML blocks that have the codes and scales of the scheme, as its parts: nothing is rounded."""
+    """GGML blocks with the codes and scales of the scheme, repacked as its parts without rounding."""
     bits = {"Q4_0": 4, "Q8_0": 8}.get(tensor.dtype)
     if tensor.scales:
         return None
@@ -360,7 +360,7 @@ def _decoded(
     shape: Shape,
     tensor_scale: float,
 ) -> Array:
-    """The values of a few rows as a reader of the folder decodes them, 1-d."""
+    """A few rows as a reader of the folder dequantizes them, 1-d."""
     stored = [(part.ending, part.dtype or dtype, part.shape(*shape), data)
               for part, data in zip(scheme.parts, parts, strict=True)]  # fmt: skip
     if scheme.format == "pack-quantized":
@@ -376,7 +376,7 @@ def _decoded(
 
 
 def _as_stored(weight: PackedTensor, name: str) -> list[OutTensor]:
-    """The tensors of a weight that has the scheme already, unchanged."""
+    """The tensors of a weight that already has the scheme, unchanged."""
     base, own = weight.name.removesuffix("weight"), name.removesuffix("weight")
     return [
         OutTensor(own + part.name.removeprefix(base), part.dtype, part.shape, part.n_bytes, partial(_whole, part))
@@ -389,7 +389,7 @@ def _whole(part: Tensor) -> Iterable[Item]:
 
 
 def _stored_scale(weight: PackedTensor) -> float:
-    """The scale of the tensor that engines expect to be alike in fused weights; it divides."""
+    """The stored scale, which engines expect to be equal in fused weights; it divides."""
     import numpy as np
 
     ending = next(e for e in (".weight_global_scale", ".weight_scale_2") if e in weight.form.endings)

@@ -1,6 +1,6 @@
-"""How to rebuild the source files of an `.apr`, byte for byte, from the tensors and lists that it holds.
+"""Source manifests: rebuild the source files of an `.apr`, byte for byte, from its tensors and lists.
 
-The manifest stands in the metadata under `aprfmt.source`:
+The manifest is stored in the metadata under `aprfmt.source`:
 
     {"format": "gguf" | "hf" | "safetensors",
      "files": [{"name": str, "size": int, "crc32": hex, "segments": [...]}, ...],     or "blake3" for "crc32"
@@ -8,7 +8,7 @@ The manifest stands in the metadata under `aprfmt.source`:
      "names": {name: name in the source},    where a checkpoint begins its names otherwise
      "partial": true}                        where it has only files that hold no tensors
 
-A file is its segments end to end:
+A file is the concatenation of its segments:
 
     ["b", n]                      the next n bytes of the literals (one run for all files)
     ["z", n]                      n zero bytes
@@ -18,8 +18,8 @@ A file is its segments end to end:
     ["g", list]                   a list of the tokenizer as a GGUF array value: tokens, merges, types or scores
     ["j", piece]                  a piece of tokenizer.json, vocab.json or merges.txt, see tokenizer.splice
 
-Every segment is compared with the source when the manifest is made, so an existing manifest is exact. The digest of a
-source file is one of io.digest (older manifests have none); a restored file is compared with it before it is named.
+Every segment is compared with the source when the manifest is built, so an existing manifest is exact. The digest of a
+source file is one of io.digest (older manifests have none); a restored file is compared with it before it is published.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from aprfmt.tokenizer.model import Tokenizer
 S = TypeVar("S")
 T = TypeVar("T")
 
-# Tokenizer list -> (GGUF key that holds it, element type of the array).
+# Tokenizer list -> (its GGUF key, element type of the array).
 GGUF_LISTS = {
     "tokens": ("tokenizer.ggml.tokens", GgufType.STRING),
     "merges": ("tokenizer.ggml.merges", GgufType.STRING),
@@ -64,7 +64,7 @@ _HEX = re.compile(r"[0-9a-f]+")
 
 _HINT = "import the source again"
 
-_MAX_NAME_BYTES = 255  # of a file, on every common file system
+_MAX_NAME_BYTES = 255  # maximum file name length of common file systems
 _MAX_EXPERTS = 1 << 14
 
 
@@ -72,7 +72,7 @@ _MAX_EXPERTS = 1 << 14
 
 
 def expand_experts(value: object) -> list[str]:
-    """The names that a segment names. Raises ValueError, TypeError for anything else."""
+    """The names that a segment refers to. Raises ValueError, TypeError for anything else."""
     out: list[str] = []
     for item in read_list(value):
         if isinstance(item, str):
@@ -92,14 +92,14 @@ def gguf_list(tokenizer: Tokenizer, which: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SourceManifest:
-    """A manifest that was read from an `.apr`, and fits what the file holds.
+    """The manifest of an `.apr`, if it matches the file's content.
 
     Attributes:
         format: of the source: "gguf", "hf" or "safetensors".
         files: every source file, ready to be written.
-        names: what the source calls the tensors that have other names in the `.apr`.
-        digests: of those that have one, by name.
-        is_partial: whether files are missing: those of the weights, and perhaps of the tokenizer.
+        names: source names of tensors that are renamed in the `.apr`.
+        digests: of the files that have one, by name.
+        is_partial: whether files are missing: weight files, and perhaps tokenizer files.
     """
 
     format: str
@@ -122,7 +122,7 @@ class SourceManifest:
         return b"".join(parts)
 
     def text_files(self) -> dict[str, bytes]:
-        """The files that hold no tensor, whole. Raises ChecksumError for one that is not what was imported."""
+        """The files without tensors, whole. Raises ChecksumError for one that differs from the imported file."""
         found = {
             name: self.head(name)
             for name, segments in self.files.items()
@@ -135,7 +135,7 @@ class SourceManifest:
         return found
 
     def weight_layouts(self) -> list[FileLayout]:
-        """The files of the weights and their index, ready to be written."""
+        """The weight files and their index, ready to be written."""
         others = {layout.name for layout in self.other_layouts()}
         texts = {name for name in self.text_files() if not name.endswith(INDEX_SUFFIXES)}
         return [layout for layout in self.layouts() if layout.name not in others | texts]
@@ -152,10 +152,10 @@ class SourceManifest:
 def read_manifest(
     value: object, tensors: Mapping[str, CanonicalTensor], tokenizer: Tokenizer | None, path: str
 ) -> SourceManifest | None:
-    """The manifest of an `.apr`, or None where it no longer fits (tensors renamed, converted or gone).
+    """Reads the manifest of an `.apr`; None if it no longer matches (tensors renamed, converted or removed).
 
-    Anybody may have written the value: sizes and names are checked before anything is made of it.
-    Raises CorruptError when it is not a manifest at all, LimitError when it asks for too much.
+    The value is untrusted: sizes and names are checked before anything is allocated. Raises CorruptError unless it is a
+    manifest, LimitError if it requires too much.
     """
     try:
         body = read_mapping(value)
@@ -187,9 +187,9 @@ def read_manifest(
 def _keeps_shapes(
     listed: Sequence[list[object]], made: Sequence[Segment], tensors: Mapping[str, CanonicalTensor]
 ) -> bool:
-    """Whether the tensors of a file of weights have the shapes that its header says; of a single value either shape.
+    """Whether the tensors of a weight file have the shapes in its header; of a single value either shape.
 
-    Raises ValueError, TypeError, KeyError for a header that is none.
+    Raises ValueError, TypeError, KeyError for an invalid header.
     """
     direct = any(segment[0] == "t" for segment in listed)
     if not direct or not made or not isinstance(made[0], Literal):
@@ -197,7 +197,7 @@ def _keeps_shapes(
     head = bytes(made[0].data)
     end = 8 + int.from_bytes(head[:8], "little")
     if len(head) < end or head[8:9] != b"{":
-        return True  # no safetensors
+        return True  # not safetensors
     header = parse_object(head[8:end], "", "the header of a file of weights", unique=False)
     entries = [read_mapping(entry) for name, entry in header.items() if name != "__metadata__"]
     shapes = {read_list(entry["data_offsets"])[0]: tuple(read_list(entry["shape"])) for entry in entries}
@@ -212,7 +212,7 @@ def _keeps_shapes(
 
 
 class _Source:
-    """Makes the segments of a manifest from what the `.apr` holds; one after the other, as literals follow on."""
+    """Produces the segments of a manifest from the `.apr`; in order, since literals are consecutive."""
 
     def __init__(self, literals: bytes, tensors: Mapping[str, CanonicalTensor], tokenizer: Tokenizer | None) -> None:
         self._literals = memoryview(literals)
@@ -220,7 +220,7 @@ class _Source:
         self._tokenizer = tokenizer
 
     def has(self, segment: list[object]) -> bool:
-        """Whether all that the segment refers to is there: tensors in the dtype they had, the tokenizer."""
+        """Whether everything that the segment refers to is present: tensors in their original dtype, the tokenizer."""
         if segment[0] == "t":
             wanted = [(str(segment[1]), segment[2])]
         elif segment[0] == "l":
@@ -265,21 +265,21 @@ class _Source:
 
 
 def _as_stored(tensor: CanonicalTensor, dtype: str) -> Segment:
-    """The bytes of `tensor` as the source has them: in the same dtype, or in a wider one."""
+    """The bytes of `tensor` as in the source: in the same dtype, or in a wider one."""
     if not is_exact(tensor.dtype, dtype):
         raise CorruptError(f"the source manifest maps {tensor.dtype} to {dtype}")
     return tensor.out(tensor.name, dtype).stream()
 
 
 def read_mapping(value: object) -> Mapping[str, object]:
-    """`value`, an object of JSON. Raises TypeError."""
+    """`value` as a JSON object. Raises TypeError."""
     if not isinstance(value, Mapping):
         raise TypeError("expected an object")
     return value
 
 
 def read_list(value: object) -> list[object]:
-    """`value`, an array of JSON. Raises TypeError."""
+    """`value` as a JSON array. Raises TypeError."""
     if not isinstance(value, list):
         raise TypeError("expected a list")
     return value
@@ -294,7 +294,7 @@ def _names(value: object) -> dict[str, str]:
 
 
 def read_count(value: object) -> int:
-    """`value`, a length. Raises CorruptError."""
+    """`value` as a length. Raises CorruptError."""
     if type(value) is not int or value < 0:
         raise CorruptError(f"the source manifest has an invalid length {value!r}")
     return value
@@ -308,7 +308,7 @@ def _digest(kind: str, value: object) -> Digest:
 
 
 def safe_name(name: object) -> str:
-    """A relative path that stays inside the output folder; a crafted file must not write elsewhere, or without end."""
+    """A relative path inside the output folder; a crafted file must not write elsewhere, or without limit."""
     text = str(name)
     if len(text) > MAX_PATH_CHARS or text.count("/") >= MAX_PATH_PARTS:
         raise LimitError(
@@ -334,7 +334,7 @@ def _check_names(files: Mapping[str, object]) -> None:
 
 
 def _check_sizes(files: Iterable[Sequence[list[object]]], every: Iterable[list[object]]) -> None:
-    """What a manifest makes us hold in memory is capped: zeros before the first tensor, lists that are rendered."""
+    """Limits what a manifest can make us hold in memory: zeros before the first tensor, rendered lists."""
     n_zeros = 0
     for segments in files:
         head = takewhile(lambda segment: segment[0] not in ("t", "l"), segments)
@@ -356,19 +356,20 @@ def _inflate(text: str, n_bytes: int) -> bytes:
 
 
 def read_literals(body: Mapping[str, object], every: Iterable[list[object]]) -> bytes:
-    """The literal bytes of a record with the segments `every`."""
+    """The literal bytes of a manifest with the segments `every`."""
     return _inflate(str(body["literals"]), sum(read_count(s[1]) for s in every if s[0] == "b"))
 
 
 def overlay(base: Mapping[str, S], then: Mapping[str, T], now: Mapping[str, T]) -> dict[str, S | T]:
-    """`base` with only those keys changed that differ between `then` and `now`.
+    """`base` with the keys changed that differ between `then` and `now`.
 
-    `base` is what a source file said, `then` what this package derives from it, `now` what it derives after the
-    user's edits: so edits take effect, and whatever we do not model stays as the source had it.
+    `base` is the source file's, `then` what this package derives from it, `now` what it derives after the user's edits:
+    so
+    edits take effect, and keys that are not modelled keep the source's value.
     """
     out: dict[str, S | T] = dict(base)
     for key, value in now.items():
-        # NaN, which config.json may hold, equals nothing.
+        # NaN, which config.json may contain, equals nothing.
         if key not in then or (then[key] != value and repr(then[key]) != repr(value)):
             out[key] = value
     for key in then:

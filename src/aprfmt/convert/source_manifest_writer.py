@@ -1,4 +1,4 @@
-"""Records the source files of an `.apr`, so that an export restores their bytes."""
+"""Builds the source manifest of an `.apr`, so that an export restores the source files' bytes."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from aprfmt.tokenizer import splice
 from aprfmt.tokenizer.hf import is_tokenizer_file
 
 MAX_MAPPED_BYTES = 64 << 20
-"""Largest tensor of mapped values (norms, decays) that is made a second time to see whether it is exact."""
+"""Largest tensor of mapped values (norms, decays) that is computed a second time to check exactness."""
 
 
-# Files that hold the tokenizer's lists.
+# Files with the tokenizer's lists.
 _LIST_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
 
 
-# Formats of sources that have manifests.
+# Source formats with manifests.
 _FORMATS = ("gguf", "hf", "safetensors")
 
 
@@ -59,9 +59,9 @@ _ZEROS = bytes(1 << 16)
 
 
 def without_weights(value: object, keep: Callable[[str], bool]) -> dict[str, object] | None:
-    """The manifest of a folder with only those files, as far as `keep` wants them, that hold no tensors of a model.
+    """The manifest of a folder reduced to the files without tensors of a model that `keep` accepts.
 
-    None where nothing is left, or where `value` is of something else. Raises what read_manifest does for its literals.
+    None if nothing is left, or if `value` is of another kind. Raises what read_manifest does for its literals.
     """
     if not isinstance(value, Mapping) or value.get("format") != "hf":
         return None
@@ -78,7 +78,7 @@ def without_weights(value: object, keep: Callable[[str], bool]) -> dict[str, obj
                 parts.append(literals[position : position + n_bytes])
             position += n_bytes
     except (KeyError, TypeError, ValueError, IndexError, zlib.error, binascii.Error):
-        return None  # read_manifest says what is wrong with it
+        return None  # read_manifest reports what is wrong with it
     if not kept:
         return None
     return {**value, "files": kept, "literals": _deflate(b"".join(parts)), "partial": True}
@@ -94,9 +94,9 @@ def _deflate(data: bytes) -> str:
 
 @dataclass(slots=True)
 class _File:
-    """The segments of one source file while they are collected; `n_literal` bytes of literals stand at its end.
+    """The segments of one source file while they are collected; `n_literal` trailing bytes are literals.
 
-    Of a file that is streamed `content` is the source, of another one its digest.
+    For a streamed file `content` is the source, otherwise its digest.
     """
 
     name: str
@@ -107,10 +107,11 @@ class _File:
 
 
 class ManifestWriter:
-    """Collects the files of the source of `c` and their literals, then gives the JSON value.
+    """Collects the files of the source of `c` and their literals, then returns the JSON value.
 
-    `stored` gives the dtype of tensors that the `.apr` holds in fewer bytes than the source has them. The files get
-    digests of the `kind`, if any; that of a file that is streamed is known at the end only, see deferred_digests.
+    `stored` returns the dtype of tensors that the `.apr` stores in fewer bytes than the source. The files get digests
+    of the
+    `kind`, if any; that of a streamed file is known only at the end, see deferred_digests.
     """
 
     def __init__(
@@ -121,16 +122,16 @@ class ManifestWriter:
         self._literals = bytearray()
         self._tensors = c.stored
         self._own = {t.stored.name: t.name for t in self._tensors.values() if t.stored is not None}
-        self._inside: dict[int, list[Tensor]] = {}  # the tensors with bytes by the source that they lie in
+        self._inside: dict[int, list[Tensor]] = {}  # the tensors with bytes, by source
         for tensor in c.model.tensors.entries:
             if tensor.n_bytes:
                 self._inside.setdefault(id(tensor.source), []).append(tensor)
         self._links = {name: t.link for t in self._tensors.values() if t.link is not None for name in t.link.gguf}
 
     def start(self, name: str, content: bytes | Source | CanonicalTensor) -> None:
-        """Begins the next file. Raises CorruptError for a name that reading the manifest would refuse.
+        """Starts the next file. Raises CorruptError for a name that reading the manifest would refuse.
 
-        `content` is the whole of it, or what it is streamed from; a carried file is read for its digest now.
+        `content` is the whole file, or the source it is streamed from; a carried file is read for its digest now.
         """
         known: Digest | Source | None = content if isinstance(content, Source) else None
         if self._kind is not None and not isinstance(content, Source):
@@ -159,7 +160,7 @@ class ManifestWriter:
         self._add(["b", n_literal], len(data), n_literal)
 
     def literal_of(self, source: Source, start: int, end: int) -> None:
-        """Adds the bytes [start, end) of a file as they are; more than fit are only looked at for zeros."""
+        """Adds the bytes [start, end) of a file as literals; ranges above the limit must be zeros."""
         n_bytes = end - start
         if n_bytes == 0:
             return
@@ -179,7 +180,7 @@ class ManifestWriter:
             )
 
     def tensor(self, name: str) -> None:
-        """Adds the source tensor `name`: the `.apr`'s own, one of a link, or its bytes where a link is not exact."""
+        """Adds the source tensor `name`: the `.apr`'s own, one of a link, or its bytes if a link is not exact."""
         c, original = self._c, self._c.model.tensors[name]
         own, link = self._own.get(name), self._links.get(name)
         if own is None and (link is None or link.mapping.is_plain):
@@ -196,7 +197,7 @@ class ManifestWriter:
             self.literal_of(original.source, original.offset, original.offset + original.n_bytes)
 
     def _is_exact(self, link: Link, original: Tensor) -> bool:
-        """Whether the tensors of the `.apr` give the source's again, bit by bit: mapped values are made to see it."""
+        """Whether the `.apr`'s tensors reproduce the source's bit by bit: mapped values are computed to check."""
         if link.row.pack:
             return True
         if not link.mapping.maps_values:
@@ -215,11 +216,11 @@ class ManifestWriter:
             self._add(["t", file.name, file.dtype, file.dtype], file.n_bytes)
 
     def _kept(self, link: Link) -> list[str]:
-        """The dtypes that the `.apr` has the tensors of a link in."""
+        """The dtypes of a link's tensors in the `.apr`."""
         return [self._stored.get(name, self._tensors[name].dtype) for name in link.hf]
 
     def tensors(self, source: Source, position: int = 0) -> None:
-        """Adds a file of the source from `position` to its end: its tensors, and what is between them."""
+        """Adds the rest of a source file from `position`: its tensors, and what is in between."""
         inside = self._inside.get(id(source), ())
         for tensor in sorted(inside, key=lambda t: (t.offset, t.n_bytes > 0, -t.n_bytes)):
             if tensor.offset < position:  # a view of a storage that others share
@@ -230,7 +231,7 @@ class ManifestWriter:
         self.literal_of(source, position, source.size)
 
     def gguf_list(self, which: str, source: bytes) -> None:
-        """Adds a GGUF array value; by reference when the tokenizer's list gives exactly these bytes."""
+        """Adds a GGUF array value; by reference if the tokenizer's list yields exactly these bytes."""
         tokenizer = self._c.tokenizer
         if tokenizer is not None and gguf_list(tokenizer, which) == source:
             self._add(["g", which], len(source))
@@ -238,7 +239,7 @@ class ManifestWriter:
             self.literal(source)
 
     def tokenizer_file(self, text: bytes) -> None:
-        """Adds a tokenizer.json, vocab.json or merges.txt; its lists by reference where that is exact."""
+        """Adds a tokenizer.json, vocab.json or merges.txt; its lists by reference if that is exact."""
         tokenizer = self._c.tokenizer
         pieces = splice.split(text, tokenizer) if tokenizer is not None else None
         for piece, n_bytes in pieces or ():
@@ -265,8 +266,10 @@ class ManifestWriter:
 
 
 def source_names(c: Canonical) -> dict[str, str]:
-    """What a checkpoint calls the tensors that have other names in canonical form."""
-    whole = (t for t in c.all_tensors.values() if t.mapping is None)  # not a part of what another program stacks
+    """Checkpoint names of the tensors that are renamed in canonical form."""
+    whole = (
+        t for t in c.all_tensors.values() if t.mapping is None
+    )  # not a part of a tensor that another program stacks
     return {t.name: t.sources[0].name for t in whole if t.sources[0].name != t.name}
 
 
@@ -294,12 +297,12 @@ def _is_zero(data: Buffer) -> bool:
 
 
 def restorable(c: Canonical, format: str) -> SourceManifest | None:
-    """The manifest of a source of the `format` that `c` is, or was imported from; None where it gives other files."""
+    """The manifest of a source of the `format` that `c` is, or was imported from; None if it restores other files."""
     if apr2.native_of(c.model) is not None:
         value = c.model.metadata.get(SOURCE_KEY)
         others = [other for other in _FORMATS if other != format]
         if isinstance(value, Mapping) and value.get("format") in others:
-            return None  # to hold it against the tensors would be for nothing
+            return None  # comparing it with the tensors would be pointless
         value = value if c.is_whole else without_weights(value, lambda name: True)
     else:
         value = manifest_of_source(c) if c.model.format == format else None
@@ -310,7 +313,7 @@ def restorable(c: Canonical, format: str) -> SourceManifest | None:
 
 
 def deferred_digests(sources: Iterable[Source], head: bytes) -> list[DeferredPatch]:
-    """The digests in a manifest that are known when the sources were streamed; `head` is the file's first bytes."""
+    """The digests in a manifest that are known after the sources were streamed; `head` is the file's first bytes."""
     out = []
     for pending in (s.record for s in sources if isinstance(s.record, ProgressiveDigest | PendingCrc)):
         before = f'"{pending.kind}":"'
@@ -333,9 +336,11 @@ def manifest_of_source(
 ) -> Mapping[str, object] | None:
     """The manifest that restores the source files byte for byte, or None.
 
-    `stored` gives the dtype of tensors that are kept in fewer bytes than the source has them. The files get digests of
-    the `kind`, if any, while they are streamed; the file with the manifest takes `deferred_digests`. Where tensors or
-    the tokenizer are not kept as they were, that of a folder still has its other files.
+    `stored` returns the dtype of tensors that are stored in fewer bytes than in the source. The files get digests of
+    the `kind`,
+    if any, while they are streamed; the file with the manifest uses `deferred_digests`. If tensors or the tokenizer are
+    changed,
+    a folder's manifest still has its other files.
     """
 
     def keeps(name: str) -> bool:
@@ -363,13 +368,13 @@ def manifest_of_source(
 
 
 def _fits(folder: HfNative) -> bool:
-    """Whether there is room for what pickles hold beside the weights: the state of an optimizer is larger than them."""
+    """Whether non-weight content of pickles fits the limit: optimizer state is larger than the weights."""
     beside = (s.source.size - sum(t.n_bytes for t in s.tensors) for s in folder.shards.values() if s.left)
     return sum(beside) <= MAX_LITERAL_BYTES
 
 
 def holds_tokenizer(name: str) -> bool:
-    """Whether a file of a folder is one of the tokenizer's; generation_config.json names ids, but it is another."""
+    """Whether a file of a folder belongs to the tokenizer; generation_config.json has token ids, but does not."""
     return is_tokenizer_file(name) and name != "generation_config.json"
 
 

@@ -118,7 +118,7 @@ def stamp(
     if set is not None and not isinstance(set, Mapping):
         raise UsageError(f"set must be a mapping of metadata keys, not {set!r:.80}")
     patch: dict[str, object] = {key: value for key, value in given.items() if value is not None} | dict(set or {})
-    # However a license is given, it is checked and spelled as SPDX does.
+    # Licenses are always checked and converted to SPDX spelling.
     flags = {key: text for key in provenance.FLAGS if isinstance(text := patch.get(key), str)}
     patch |= provenance.from_flags({key: str(parse_text(t)) if isinstance(t, Text) else t for key, t in flags.items()})
     if not patch and tokenizer is None:
@@ -197,9 +197,9 @@ _GGUF_WORDS = ("general.", "tokenizer.ggml.", "tokenizer.chat_template")
 
 
 def _in_apr_words(model: Model, patch: Mapping[str, object]) -> dict[str, object]:
-    """The patch with texts read and the keys of a GGUF as what an `.apr` has for them, as an import would read them.
+    """The patch with texts parsed and GGUF keys converted to the `.apr`'s, as an import would.
 
-    Raises UsageError for a key of a GGUF that no export would write.
+    Raises UsageError for a GGUF key that no export would write.
     """
     c = canonical(model, allow_unmapped=True)
     own = (*_GGUF_WORDS, f"{c.arch.gguf}.") if c.arch is not None else _GGUF_WORDS
@@ -277,7 +277,7 @@ def _segments(
     if "license" in patch:
         values |= provenance.to_metadata(provenance.without_license(values.get(provenance.GENERAL)))
     text = apr_metadata.dump(values)
-    apr_metadata.parse(text)  # a typed field of the wrong type is refused here, before anything is written
+    apr_metadata.parse(text)  # an invalid typed field is refused here, before anything is written
     return apr2_write.layout_from_model(model, text, flags)
 
 
@@ -303,7 +303,7 @@ def _apply_patch(values: Mapping[str, object], patch: Mapping[str, object]) -> d
     edits = apr_metadata.canonicalize_aliases({k: v for k, v in patch.items() if v is not None})
     kept = {key: value for key, value in values.items() if key not in removed}
     out = apr_metadata.canonicalize_aliases(kept) | edits
-    # The network's ids have one more place, which exports read first.
+    # The network's ids are stored in another field too, which exports read first.
     own = out.get(EXTRA_KEY)
     ids = {key.removeprefix("tokenizer."): key for key in _TOKEN_IDS if key in patch}
     if isinstance(own, Mapping) and EXTRA_KEY not in patch and ids:

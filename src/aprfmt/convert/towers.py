@@ -31,11 +31,13 @@ from aprfmt.text import first_few
 _CONFIG = "config.json"
 PREPROCESSOR_FILE = "preprocessor_config.json"
 _FILES = ((PREPROCESSOR_FILE, "media_proc_cfg"), ("processor_config.json", "image_processor"))
-"""What says how images and sounds are prepared, and the object in it that counts as if it stood outside; of two files
-that say the same the later counts."""
+"""Files with preprocessing settings, and the nested object that is merged into the top level; of two files with the
+same key the
+later wins.
+"""
 
 OF_BOTH = ("feature_extractor",)
-"""Further objects of processor_config.json whose keys count where the others have none."""
+"""Further objects of processor_config.json whose keys count if the others have none."""
 
 
 def tower_model(c: Canonical) -> Canonical:
@@ -71,7 +73,7 @@ def tower_model(c: Canonical) -> Canonical:
     check_towers(row, h, tensors)
     general = c.general
     if general is not None:
-        # What only one of checkpoint and GGUF holds, or another size of it, counts in neither.
+        # Tensors that only one of checkpoint and GGUF has, or in another size, do not matter.
         found = {name: names.matches(row, name)[:1] for name in tensors}
         both = (
             n
@@ -261,7 +263,7 @@ def whole_config(
     config = to_config(part.hparams, part.row)
     config = {key: value for key, value in config.items() if key not in part.row.files}
     told = config.pop(PREPROCESSOR, {})
-    config.pop("text_config", None)  # the language model speaks for itself
+    config.pop("text_config", None)  # the language model's own keys take precedence
     mapping = text.get(DEEPSTACK)
     config = with_layers(config, mapping)
     text = {key: value for key, value in text.items() if key != DEEPSTACK}
@@ -270,7 +272,7 @@ def whole_config(
     hf_class, model_type = _identity(part, inner)
     own = {key: value for key, value in text.items() if key != "architectures"}
     if inner.model_types and own.get("model_type") not in inner.model_types:
-        own["model_type"] = inner.model_types[0]  # that of the language model alone is another row's
+        own["model_type"] = inner.model_types[0]  # that of the language model alone belongs to another row
     shared = ("dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id")
     whole: dict[str, object] = {"architectures": [hf_class], "model_type": model_type, **config}
     if place := part.row.inside[0]:

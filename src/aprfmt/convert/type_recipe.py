@@ -31,7 +31,7 @@ TOML = ".toml"
 
 @dataclass(frozen=True, slots=True)
 class RecipeRow:
-    """The type of the tensors that a regular expression matches, with what is known of its error."""
+    """The type of the tensors that a regular expression matches, with its measured error."""
 
     pattern: str
     dtype: str
@@ -44,10 +44,10 @@ class TypeRecipe:
     """A recipe.
 
     Attributes:
-        rows: the first whose pattern matches counts.
-        architecture: of the model that it is for; None for any.
-        preset: the preset for tensors that no row matches, and of the output's file type; None in the form of
-            llama-quantize.
+        rows: the first matching pattern counts.
+        architecture: of the model it was made for; None for any.
+        preset: the preset for tensors that no row matches, and for the output's file type; None in llama-quantize's
+            format.
         facts: further values of the TOML: bits_per_weight, predicted_kl.
     """
 

@@ -71,7 +71,7 @@ def _restored(c: Canonical, work: Work, format: str) -> Output | None:
         return None
     kept = [tensor.out(tensor.name) for tensor in c.all_tensors.values()]
     if format == "hf" and lora.weights_of(manifest.files) is None:
-        return None  # a record that was edited
+        return None  # an edited manifest
     made = manifest.layouts()
     if format != "hf":
         if len(made) != 1:
@@ -93,7 +93,7 @@ def _turned(tensor: CanonicalTensor, name: str) -> CanonicalTensor:
 
 
 def gguf_layouts(c: Canonical, work: Work) -> Output:
-    """The GGUF for llama.cpp's `--lora`. Raises RefusedError if it cannot hold a part of the adapter."""
+    """The GGUF for llama.cpp's `--lora`. Raises RefusedError if it cannot store a part of the adapter."""
     adapter = _adapter(c, work)
     if (output := _restored(c, work, "gguf")) is not None:
         return output
@@ -172,7 +172,7 @@ def _check_gguf(c: Canonical, pairs: Mapping[str, LoraPair]) -> None:
 
 
 def _common_alpha(pairs: Iterable[LoraPair], adapter: Adapter) -> float:
-    """The alpha of a GGUF: the adapter's where it gives any of the scales, else what most pairs have."""
+    """The alpha of a GGUF: the adapter's if it yields any of the scales, else that of most pairs."""
     found = Counter(pair.scale * pair.rank for pair in pairs)
     if not found or any(pair_alpha == adapter.alpha for pair_alpha in found):
         return adapter.alpha
@@ -180,7 +180,7 @@ def _common_alpha(pairs: Iterable[LoraPair], adapter: Adapter) -> float:
 
 
 def _gguf_norms(c: Canonical, adapter: Adapter, work: Work) -> list[CanonicalTensor]:
-    """The replaced weights that an adapter GGUF may hold: norms, which llama.cpp ignores. Others are refused."""
+    """The whole weights that an adapter GGUF may contain: norms, which llama.cpp ignores. Others are refused."""
     base = adapter.of
     out: list[CanonicalTensor] = []
     for name, tensor in adapter.whole.items():
@@ -218,12 +218,12 @@ def peft_layouts(c: Canonical, work: Work) -> Output:
 
 
 _AS_STORED = ("llama4_text",)
-"""Architectures that store stacks as [n, in, out] without a flag, so that PEFT reads them as [n, out, in]."""
+"""Architectures that store stacks as [n, in, out] without a flag, so PEFT reads them as [n, out, in]."""
 
 
 def _folder(c: Canonical, work: Work, named: Named, config: dict[str, object], weights: str, framework: str) -> Output:
     tensors = _outs(c, named, work)
-    # As PEFT writes it, so that the config of a folder that became a GGUF comes back as the same bytes.
+    # As PEFT writes it, so that a folder's config is byte-identical after a GGUF round trip.
     files = {CONFIG: json.dumps(config, indent=2, sort_keys=True).encode()} | _other_texts(c)
     layouts = [FileLayout(name, [Literal(data)]) for name, data in files.items()]
     segments = safetensors.layout(tensors, {"format": framework})
@@ -277,7 +277,7 @@ def peft_contents(c: Canonical, adapter: Adapter) -> tuple[Named, dict[str, obje
 
 
 def _as_told(adapter: Adapter, pairs: Mapping[str, LoraPair]) -> dict[str, LoraPair]:
-    """The pairs with the ranks and scales of the source config, where the factors allow it."""
+    """The pairs with the ranks and scales of the source config, if the factors allow it."""
     if lora.is_mlx(adapter.config) or "r" not in adapter.config:
         return dict(pairs)
     config = lora.read_config(adapter.config, "")
@@ -292,7 +292,7 @@ def _as_told(adapter: Adapter, pairs: Mapping[str, LoraPair]) -> dict[str, LoraP
 
 
 def _as_parameters(c: Canonical, adapter: Adapter, pairs: Mapping[str, LoraPair]) -> dict[str, LoraPair]:
-    """The pairs with experts stacked as in transformers' modules, if the source config names such `target_parameters`.
+    """The pairs with experts stacked as in transformers' modules, if the source config has such `target_parameters`.
 
     Checkpoints of some families, and the names of the table, have each expert separately.
     """
@@ -318,7 +318,7 @@ def _as_parameters(c: Canonical, adapter: Adapter, pairs: Mapping[str, LoraPair]
 
 
 def _relative(name: str) -> str:
-    """The end of a name behind its layer."""
+    """The end of a name after its layer."""
     found = re.fullmatch(r".*?\.\d+\.(.+)", name)
     return found[1] if found else name
 
@@ -383,7 +383,7 @@ def _number(value: float) -> float | int:
 
 
 def _targets(weights: Sequence[str]) -> list[str]:
-    """The modules of `weights`: by the ends of their names where all layers have them, else by whole names."""
+    """The modules of `weights`: by suffix if all layers have them, else by full name."""
     layers: dict[str, set[str]] = {}
     others = []
     for name in weights:
@@ -419,7 +419,7 @@ def mlx_layouts(c: Canonical, work: Work) -> Output:
     pairs = mlx_pairs(c, adapter)
     rank = max(pair.rank for pair in pairs.values())
     scales = Counter(pair.scale for pair in pairs.values())
-    # A scale of 0 can only be that of all: no factor of the others' makes it.
+    # A scale of 0 applies to all: no factor of the others' yields it.
     scale = max((each for each in scales if each), key=scales.__getitem__, default=0.0)
     named: Named = []
     rounded = 0

@@ -1,8 +1,7 @@
-"""Canonical form -> `.apr`: typed metadata, tokenizer, the record of the source files, tensors in HF order.
+"""Writes `.apr`: typed metadata, tokenizer, source manifest, tensors in Hugging Face order.
 
-In several files, with a manifest, each shard is an `.apr` of its own with the flag SHARDED and the typed object
-`sharding`. Shard 0 carries the whole metadata, the others only what identifies the model; each names the true dtypes
-of its own tensors.
+In several files, with a manifest, each shard is an `.apr` with the flag SHARDED and the typed object `sharding`. Shard
+0 has the whole metadata, the others only what identifies the model; each states the true dtypes of its own tensors.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ HAS_VOCAB = 0x0200
 QUANTIZED = 0x0020
 HAS_MODEL_CARD = 0x0080
 
-# Only norms and biases are ever widened; a larger tensor is not decoded to see whether it could be narrowed.
+# Only norms and biases are ever widened; a larger tensor is not decoded to check whether it can be narrowed.
 _LARGEST_NARROWED = 16 << 20
 
 
@@ -89,7 +88,7 @@ def _digest_kind(c: Canonical, options: Options) -> str:
 
 
 def _with_digests(c: Canonical, layout: FileLayout) -> FileLayout:
-    """`layout`, whose metadata may hold a manifest, with the digests of the files that are streamed into it."""
+    """`layout`, whose metadata may contain a manifest, with the digests of the files that are streamed into it."""
     head = layout.segments[0]
     assert isinstance(head, Literal)
     return replace(layout, deferred=deferred_digests(c.model.sources, bytes(head.data)))
@@ -98,7 +97,7 @@ def _with_digests(c: Canonical, layout: FileLayout) -> FileLayout:
 def check_metadata(metadata: Mapping[str, object]) -> None:
     """Raises AprError for metadata that could not be read back.
 
-    The vocabulary and the source record are skipped: both are large, and were just read or built.
+    The vocabulary and the source manifest are skipped: both are large, and were just read or built.
     """
     rest = {k: v for k, v in metadata.items() if k != SOURCE_KEY and not k.startswith(("tokenizer.", "aprfmt.tok"))}
     hp.from_apr(apr_metadata.parse(apr_metadata.dump(rest)))
@@ -116,8 +115,8 @@ def is_lossless(c: Canonical, metadata: Mapping[str, object]) -> bool:
     if not _is_whole(metadata.get(SOURCE_KEY)) or c.model.convention == "apr" or c.left_out:
         return False
     if c.model.native_as(SafetensorsNative) is not None or (c.extras and not c.tensors):
-        return True  # an adapter's config describes no network
-    # What the user said of the network, or its tensors tell, is written into the keys or the config on the way back.
+        return True  # an adapter's config does not describe a network
+    # What the user or the tensors state about the network is written into the keys or the config on the way back.
     tells = c.model.native_as(HfNative) is None or c.model.hparams.hidden_size is not None
     return tells and (bool(c.part) or find_row(c.model) is c.arch)
 
@@ -134,7 +133,7 @@ def _files(c: Canonical) -> list[OutTensor]:
 def copy(model: Model, name: str) -> Output | None:
     """The same `.apr`, byte for byte, of any generation; shards are joined.
 
-    None where the source is something else.
+    None for another source.
     """
     if model.convention != "apr":
         return None
@@ -158,10 +157,11 @@ def apr_contents(
     with_source: bool = True,
     kind: str = CRC32,
 ) -> tuple[dict[str, object], list[OutTensor], int]:
-    """Metadata, tensors and header flags of the `.apr` for `c`; `targets` go before `dtype`.
+    """Metadata, tensors and header flags of the `.apr` for `c`; `targets` take precedence over `dtype`.
 
-    The record of the source files has those of the weights only when every tensor is kept, and those of the tokenizer
-    only `with_source`: it must be exact. Each has a digest of the `kind`.
+    The source manifest has the weight files only if every tensor is kept, and the tokenizer files only `with_source`:
+    it must
+    be exact. Each has a digest of the `kind`.
     """
     narrow = _narrow_dtypes(c) if dtype == "keep" else {}
     tensors = []
@@ -221,7 +221,7 @@ def _with_sidecar(
 
 
 def _narrow_dtypes(c: Canonical) -> dict[str, str]:
-    """Tensors of a GGUF that an `.apr` held in fewer bytes and that still fit: {name: dtype}."""
+    """Tensors of a GGUF that an `.apr` stored in fewer bytes and that still match: {name: dtype}."""
     wanted = c.sidecar.dtypes if c.sidecar is not None else {}
     own = c.all_tensors
     return {name: dtype for name, dtype in wanted.items() if name in own and _fits(own[name], dtype)}
@@ -235,7 +235,7 @@ def _fits(tensor: CanonicalTensor, dtype: str) -> bool:
 
 
 def _further_metadata(c: Canonical, *, with_tokenizer: bool) -> dict[str, object]:
-    """The metadata of an `.apr` that is converted, for the keys that nothing here models."""
+    """The metadata keys of a converted `.apr` that are not modelled here."""
     if c.model.native_as(Apr2Native) is None:
         return {}
     own = {SOURCE_KEY, TRUE_DTYPES_KEY, FOOTER_KEY}
@@ -262,7 +262,7 @@ def _flags(c: Canonical, tensors: list[OutTensor]) -> int:
 Shard = tuple[FileLayout, list[OutTensor]]
 """One shard and its tensors."""
 
-# Shards of an older run that must not stay beside new ones.
+# Shards of an older run that must not remain with new ones.
 _STALE = ("model-*-of-*.apr", MANIFEST_NAME)
 
 
@@ -277,9 +277,9 @@ def shard_layouts(c: Canonical, work: Work) -> Output:
 
 
 def copy_shards(model: Model, options: Options) -> Output | None:
-    """The shards of an `.apr` v2 as it is; None where the source is something else.
+    """The shards of an unchanged `.apr` v2; None for another source.
 
-    Raises RefusedError for what is a shard itself, and as cut_shards.
+    Raises RefusedError for a shard, and as cut_shards.
     """
     native = apr2.native_of(model)
     if native is None:
@@ -298,7 +298,7 @@ def copy_shards(model: Model, options: Options) -> Output | None:
         max_bytes=options.shard_bytes or DEFAULT_SHARD_BYTES,
         generation=metadata.generation,
     )
-    # Whether joining them gives this very file back.
+    # Whether joining them yields this very file again.
     lossless = isinstance(native, JoinedNative) or _is_default(native, tensors)
     return _shard_output(shards, [_stored(tensor) for tensor in model.tensors.entries], lossless)
 
@@ -313,7 +313,7 @@ def _stored(tensor: Tensor) -> OutTensor:
 
 
 def _is_default(native: Apr2Native, tensors: Sequence[OutTensor]) -> bool:
-    """Whether our writer lays out this file as it is: header, metadata, index, place of every blob."""
+    """Whether our writer would lay out this file identically: header, metadata, index, position of every blob."""
     metadata = native.metadata
     text = apr_metadata.dump(dict(metadata), metadata.generation)
     if text != metadata.raw or native.header.data_offset < HEADER_BYTES:
@@ -325,7 +325,7 @@ def _is_default(native: Apr2Native, tensors: Sequence[OutTensor]) -> bool:
 
 
 class _HashedFile(AtomicFile):
-    """An atomic file that knows the SHA-256 of what was written."""
+    """An atomic file that computes the SHA-256 of its content."""
 
     def __enter__(self) -> _HashedFile:
         self.digest = hashlib.sha256()
@@ -339,7 +339,7 @@ class _HashedFile(AtomicFile):
         super().write(data)
 
     def hexdigest(self, path: Path) -> str:
-        """The digest, in hex; the file stands at `path` now."""
+        """The digest, in hex; the file is at `path` now."""
         if not self._is_patched:
             return self.digest.hexdigest()
         with Source.open(path) as source:
@@ -357,7 +357,7 @@ def write_shards(target: str, way: WriteOptions, shards: Sequence[Shard]) -> Non
     advance = way.progress(n_bytes) if way.progress else None
     infos = []
     with AtomicFolder(target, force=way.force, n_bytes=n_bytes, stale=_STALE, last=MANIFEST_NAME) as folder:
-        # The first comes last: it says what the sources are like, which is known when all of them are streamed.
+        # The first comes last: it has the digests of the sources, which are known when all of them are streamed.
         for i, (layout, tensors) in sorted(enumerate(shards), key=lambda item: -item[0]):
             with _HashedFile(folder / layout.name, force=True, n_bytes=layout.n_bytes, fsync=way.fsync) as sink:
                 crc = write_layout(layout, sink, advance, way.flow)
@@ -375,7 +375,7 @@ SHARD_PATTERN = "model-{:05d}-of-{:05d}.apr"
 """Names of shards, counted from 0."""
 
 _ONLY_FIRST = FLAGS["has_vocab"] | FLAGS["has_model_card"]
-# What every shard says of the model; the rest stands in shard 0.
+# What every shard states about the model; the rest is in shard 0.
 _IDENTITY = (
     *("model_type", "name", "license", "data_source", "data_license", "version", "total_size", "param_count"),
     *("architecture", "hf_architecture", "hf_model_type", FOOTER_KEY),
@@ -390,10 +390,11 @@ def cut_shards(
     max_bytes: int,
     generation: str = "Current",
 ) -> list[Shard]:
-    """The shards of a model with the tensors of each, its blobs in the order of `tensors`.
+    """Divides a model into shards with the tensors of each, its blobs in the order of `tensors`.
 
-    No file exceeds `max_bytes` but for a single larger tensor, or the metadata and one tensor. Raises RefusedError
-    for tensors that a manifest cannot name, UsageError and LimitError as apr2_write.layout.
+    No file exceeds `max_bytes` except for a single larger tensor, or the metadata and one tensor. Raises RefusedError
+    for
+    tensors that a manifest cannot name, UsageError and LimitError as apr2_write.layout.
     """
     _check_names(tensors)
     whole = {key: value for key, value in metadata.items() if key != TRUE_DTYPES_KEY}
@@ -422,7 +423,7 @@ def _sharding(count: int, index: int, total_size: int) -> dict[str, object]:
 
 
 def _cost(tensor: OutTensor) -> int:
-    """Most bytes that a tensor adds to a shard: index entry, padded blob, its true dtype in the metadata."""
+    """Maximum bytes that a tensor adds to a shard: index entry, padded blob, its true dtype in the metadata."""
     entry = 20 + len(sort_key(tensor.name)) + 8 * max(2, len(tensor.shape))
     if DTYPES[tensor.dtype].apr_id is None:
         entry += len(json.dumps([tensor.name, tensor.dtype, tensor.shape])) + 32

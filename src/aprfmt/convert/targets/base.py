@@ -1,7 +1,8 @@
-"""The forms that a model can be written in: what a target is, the registry of them, and every option that they take.
+"""Output formats: the interface of a target, the registry, and the options of each.
 
-A built-in target is a row of TARGETS, its module is loaded when it is needed. A package adds one under the entry
-point group `aprfmt.formats`, as it does a reader: any object with what `Target` names.
+A built-in target is a row of TARGETS; its module is imported when needed. Packages add targets under the entry point
+group
+`aprfmt.formats`, as for readers: any object with the attributes of `Target`.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Work:
 
     Attributes:
         name: of the output file or folder.
-        options: those of its `takes` and the common ones may be set.
-        losses: collects what the output cannot hold exactly, and warnings.
+        options: only those of its `takes` and the common ones may be set.
+        losses: collects what the output cannot store exactly, and warnings.
         quantization: the requested preset, parsed and checked; None without one.
     """
 
@@ -80,9 +81,9 @@ class Target(Protocol):
     """An output format.
 
     Attributes:
-        name: what `--format` takes.
+        name: value of `--format`.
         container: id of the container in reports, the same as that of its reader.
-        label: the container as users know it.
+        label: the container's user-facing name.
         suffixes: of outputs that choose this target, in lower case; () for folders.
         folder: whether the output is a folder.
         takes: the options that apply here, in addition to COMMON.
@@ -96,7 +97,7 @@ class Target(Protocol):
     takes: frozenset[str]
 
     def layouts(self, c: Canonical, work: Work) -> Output:
-        """The planned output for `c`. Raises AprError, before writing, for what the container cannot hold."""
+        """The planned output for `c`. Raises AprError, before writing, for what the container cannot store."""
 
 
 class _BuiltInTarget:
@@ -186,7 +187,7 @@ def find_target(dst: PathLike, name: str | None = None) -> Target:
             return target
         raise UsageError(f"unknown format {name!r}", hint="one of: " + ", ".join(t.name for t in targets()))
     suffix = Path(dst).suffix.lower()
-    # "model.ggfu" is a slip, "smollm2-v1.5" a folder.
+    # "model.ggfu" is a typo, "smollm2-v1.5" a folder.
     is_suffix = suffix[1:].isalpha() and not os.path.isdir(dst)
     target = next((t for t in (targets() if is_suffix else TARGETS) if suffix and suffix in t.suffixes), None)
     if target is None and is_suffix:

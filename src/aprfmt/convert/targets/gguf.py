@@ -160,7 +160,7 @@ def _as_classifier(c: Canonical, losses: Losses) -> Canonical:
 
 
 def _refuse_differences(c: Canonical) -> None:
-    """Raises RefusedError where llama.cpp gives short texts other logits than transformers."""
+    """Raises RefusedError if logits of short texts differ between llama.cpp and transformers."""
     refused = [found.what for found in differences(c.arch, c.hparams) if found.refused] if c.arch is not None else []
     if refused:
         raise RefusedError(
@@ -259,7 +259,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
 def _with_scales(
     side: Sequence[CanonicalTensor], row: Architecture | None, losses: Losses
 ) -> Iterator[CanonicalTensor]:
-    """The tensors, decoded where llama.cpp's network would ignore the scale that their blocks need beside them."""
+    """The tensors, dequantized if llama.cpp's network would ignore their separate tensor scale."""
     loader = loader_of(row.gguf) if row is not None else None
     decoded: Counter[str] = Counter()
     for tensor in side:
@@ -278,7 +278,7 @@ def _with_scales(
 
 
 def _tell_left(c: Canonical, placeless: Sequence[str], losses: Losses) -> None:
-    """Adds a loss for each tensor of the network and each module after it that a GGUF cannot hold."""
+    """Adds a loss for each tensor of the network and each module after it that a GGUF cannot store."""
     for sentence in without_place(placeless, c.hparams.hf_architecture):
         losses.add(sentence)
     modules = c.hparams.extra.get("other_modules")

@@ -49,7 +49,7 @@ GENERATION = "generation_config.json"
 SETTINGS = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 
-# Stored dtype -> config.json's word for it.
+# Stored dtype -> its name in config.json.
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 
 
@@ -64,7 +64,7 @@ def folder(c: Canonical, work: Work, manifest: SourceManifest | None, framework:
         tell_differences(c, work.losses)
     losses, shard_bytes = work.losses, work.options.shard_bytes
     source = source_texts(c, manifest)
-    # A config.json of the source names its classes, which expect the names of its weights.
+    # The classes in the source's config.json expect its tensor names.
     params = source.get(mistral.PARAMS_NAME) if _is_mistral(c, source, manifest) else None
     own_names = names_of_source(c, manifest) if CONFIG in source and params is None else {}
     packed = packed_modules(c, work.options)
@@ -131,7 +131,7 @@ def source_texts(c: Canonical, manifest: SourceManifest | None) -> dict[str, byt
     if manifest is not None:
         texts = manifest.text_files()
         own = {name: data for name, data in texts.items() if is_tokenizer_file(name)}
-        # Where no digest tells damage in them, and they are not what the tokenizer was read from.
+        # They have no digest that would reveal damage, and the tokenizer was not read from them.
         if c.tokenizer is not None and not own.keys() <= manifest.digests.keys() and c.tokenizer.files != own:
             read_files(own, {})
         return texts
@@ -143,9 +143,9 @@ def source_texts(c: Canonical, manifest: SourceManifest | None) -> dict[str, byt
 def config_json(
     c: Canonical, texts: Mapping[str, bytes], params: bytes | None, tensors: list[OutTensor], kept: bool
 ) -> tuple[bytes | None, bool]:
-    """config.json, and whether it equals the source's; of Mistral's layout `params` is the source.
+    """config.json, and whether it equals the source's; in Mistral's layout `params` is the source.
 
-    None for an architecture that is published without one, as it follows from the tensors.
+    None for an architecture published without one, as it follows from the tensors.
     """
     source = texts.get(CONFIG) if params is None else None
     if c.arch is None and source is None:
@@ -215,7 +215,7 @@ def names_of_source(c: Canonical, manifest: SourceManifest | None) -> Mapping[st
 
 def _as_import(c: Canonical, source: Hyperparams) -> Hyperparams:
     """The hyper-parameters of an `.apr` imported from `source`: missing token ids come from the tokenizer."""
-    # As canonical does: a head of its own unties it; without the key the tensors decide.
+    # As in canonical: a separate head unties it; without the key the tensors decide.
     if source.tied and c.head in c.tensors and c.is_whole:
         source.tied = False
     elif source.tied is None and c.head not in c.tensors and c.embedding in c.tensors:
@@ -224,7 +224,7 @@ def _as_import(c: Canonical, source: Hyperparams) -> Hyperparams:
         return source
     ids = {key: c.model.metadata.get(key) for key in ("tokenizer.bos_token_id", "tokenizer.eos_token_id")}
     metadata = hp.to_apr(source) | {key: value for key, value in ids.items() if value is not None}
-    # Through the text, in which NaN is null and some numbers are float32.
+    # Through JSON text, in which NaN is null and some numbers are float32.
     return hp.from_apr(apr_metadata.parse(apr_metadata.dump(metadata)))
 
 
@@ -254,7 +254,9 @@ def _json(value: Mapping[str, object]) -> bytes:
     try:
         return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
     except UnicodeEncodeError:
-        return (json.dumps(value, indent=2) + "\n").encode()  # half of a surrogate pair, which only an escape can spell
+        return (
+            json.dumps(value, indent=2) + "\n"
+        ).encode()  # half of a surrogate pair, which only an escape can express
 
 
 def _torch_dtype(tensors: list[OutTensor]) -> str:
@@ -262,7 +264,7 @@ def _torch_dtype(tensors: list[OutTensor]) -> str:
     for tensor in tensors:
         totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.n_bytes
     most = max(totals, key=lambda d: totals[d], default="F32")
-    # Networks do not compute in 8-bit floats: loaders widen them to what stands here.
+    # Networks do not compute in 8-bit floats: loaders widen them to this dtype.
     return _TORCH_NAMES.get(most, "bfloat16" if most in EIGHT_BITS else "float32")
 
 
@@ -271,16 +273,16 @@ def tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, bytes
     if c.tokenizer is None or c.tokenizer.model == NO_VOCABULARY:
         return {}
     if has_vocabulary(texts):
-        return {}  # the source's own files are carried as they are
+        return {}  # the source's own files are carried unchanged
     return hf_write.to_hf_files(c.tokenizer, max_length=c.hparams.max_position_embeddings, name=c.info.get("name"))
 
 
 def _modules(
     c: Canonical, tensors: list[OutTensor], files: Collection[str], framework: str
 ) -> tuple[list[OutTensor], list[FileLayout]]:
-    """The tensors of the model itself, and the files of its modules in subfolders, whose tensors are named after them.
+    """The tensors of the model itself, and the files of its modules in subfolders, whose tensors have their prefix.
 
-    `files` are those of the folder; a module has its own config.json among them.
+    `files` are those of the folder, including each module's config.json.
     """
     groups: dict[str, list[OutTensor]] = {"": []}
     for tensor in tensors:
@@ -333,11 +335,13 @@ def safetensors_layouts(c: Canonical, work: Work) -> Output:
 def _hf_tensors(
     c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str, str], packed: PackedModules | None = None
 ) -> list[OutTensor]:
-    """The tensors of a safetensors export: Hugging Face names (where a source had others, `own_names`), floats as
-    `dtype`; quantized blocks become F16, but for those that go into `packed` as they are.
+    """The tensors of a safetensors export: Hugging Face names (if a source had others, `own_names`), floats as `dtype`;
+    quantized
+    blocks become F16, except those that go into `packed` unchanged.
 
     Only tensors of two or more dimensions become 8-bit floats; biases and norms keep their dtype. Raises RefusedError
-    for dtypes that safetensors lacks.
+    for dtypes
+    that safetensors lacks.
     """
     wanted = plain_dtype(dtype, EIGHT_BITS)
     if wanted is not None and DTYPES[wanted].safetensors is None:

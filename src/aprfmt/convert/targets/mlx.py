@@ -36,7 +36,7 @@ from aprfmt.io.pipe import FileLayout, Item, Literal
 from aprfmt.text import first_few, plural
 
 RECIPES = {"mixed_2_6": (2, 6), "mixed_3_4": (3, 4), "mixed_3_6": (3, 6), "mixed_4_6": (4, 6)}
-"""mlx_lm's recipes: bits of most weights, and of those that matter most."""
+"""mlx_lm's recipes: bits of most weights, and of the most sensitive ones."""
 
 _FINER = Affine(8, 64)
 _FLOATS = ("F32", "F16", "BF16")
@@ -105,7 +105,8 @@ class _MlxPlan:
         return _FINER if self.network.is_finer(module) else self.default
 
     def _recipe_bits(self, module: str) -> int:
-        """More bits for the head, and for V and the last matrix of the MLP in the first, the last and each third layer
+        """More bits for the head, and for V and the down projection in the first and last eighth of layers and every
+        third one in
         between.
         """
         low, high = RECIPES[self.recipe or ""]
@@ -169,7 +170,7 @@ def _plan_tensor(
     c: Canonical, tensor: CanonicalTensor, wanted: str | None, plan: _MlxPlan, planned: _Planned, losses: Losses
 ) -> None:
     """Adds `tensor`, in floats or as the parts of a quantized module. Raises RefusedError."""
-    stored = tensor.sources[0].dtype  # of norms with 1 added, which are computed in F32
+    stored = tensor.sources[0].dtype  # norms with 1 added, which are computed in F32
     dtype = wanted or (stored if stored in _FLOATS else "F16")
     dtype = dtype if is_float(tensor.dtype) else tensor.dtype
     if not is_float(tensor.dtype) and tensor.name.endswith(".weight"):
@@ -202,7 +203,7 @@ def _plan_tensor(
 
 
 def _check_groups(c: Canonical, planned: _Planned, plan: _MlxPlan, losses: Losses) -> None:
-    """Warns of matrices that stay in floats. Raises RefusedError where all do."""
+    """Warns about matrices that stay floats. Raises RefusedError if all do."""
     uneven, size = planned.uneven, plan.default.group_size
     if not planned.schemes:
         what, name = f"no weight has rows that groups of {size} divide", uneven[0] if uneven else None
@@ -277,7 +278,7 @@ def _settings(schemes: Mapping[str, Affine], plan: _MlxPlan) -> dict[str, object
 
 def _entry(scheme: Affine, *, with_mode: bool = True) -> dict[str, object]:
     numbers: dict[str, object] = {"group_size": scheme.group_size, "bits": scheme.bits}
-    return numbers | ({"mode": "affine"} if with_mode else {})  # mlx_lm leaves it out where the network asks for 8 bits
+    return numbers | ({"mode": "affine"} if with_mode else {})  # mlx_lm omits it if the network requires 8 bits
 
 
 def _config(c: Canonical, config: bytes, generation: bytes | None, settings: Mapping[str, object]) -> bytes:
@@ -316,7 +317,7 @@ def _json(value: Mapping[str, object]) -> bytes:
 
 
 def _shards(tensors: list[OutTensor], shard_bytes: int, n_params: int) -> list[FileLayout]:
-    """The weights and their index, which mlx_lm writes for one file, too."""
+    """The weights and their index, which mlx_lm writes for a single file too."""
     groups = group_by_size(tensors, shard_bytes, lambda tensor: tensor.n_bytes)
     names = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
     names = ["model.safetensors"] if len(groups) == 1 else names

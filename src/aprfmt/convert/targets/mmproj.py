@@ -26,7 +26,7 @@ from aprfmt.provenance import provenance
 from aprfmt.text import first_few, plural
 
 _OF_PATCHES = (".patch_embd.weight", ".patch_merger.weight")
-"""Convolutions over patches: F16 where the file is, else F32."""
+"""Patch convolutions: F16 if the file is, else F32."""
 
 
 def layouts(c: Canonical, work: Work) -> Output:
@@ -83,7 +83,7 @@ def _tensors(c: Canonical, row: Tower, work: Work, whole: Canonical) -> Iterator
 
 
 def _is_named(name: str, texts: Iterable[str]) -> bool:
-    """Whether the name has one of the texts in it, "^" being where it begins and "*" anything."""
+    """Whether the name contains one of the patterns; "^" is its start, "*" matches anything."""
     return any(re.search(".*".join(map(re.escape, text.split("*"))), f"^{name}") for text in texts)
 
 
@@ -93,7 +93,7 @@ def _is_fixed(row: Tower, name: str) -> bool:
 
 
 def _dtype(row: Tower, tensor: CanonicalTensor, wanted: str | None) -> str:
-    """The dtype that llama.cpp's converter stores the tensor in, for the requested dtype `wanted`."""
+    """The dtype in which llama.cpp's converter stores the tensor, for the requested dtype `wanted`."""
     if not is_float(tensor.dtype):
         raise RefusedError(
             f"tower tensors must be floats, not {tensor.dtype}",
