@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import in_memory
 import pytest
 import torch
 import train_runs
 
 from aprtrain.run import run
+
+tmp_path_factory = in_memory.tmp_path_factory
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
