@@ -69,6 +69,8 @@ _LAZY = {
     "PushReport": "aprfmt.publishing.push",
     "run": "aprfmt.api",
     "RunResult": "aprfmt.running.generate",
+    "runs": "aprfmt.inspection.runs",
+    "Runs": "aprfmt.inspection.runs",
     "embed": "aprfmt.api",
     "Embeddings": "aprfmt.running.embeddings",
     "vocab": "aprfmt.inspection.vocabulary",
@@ -97,6 +99,7 @@ __all__ = [
     "RawTensor",
     "Report",
     "RunResult",
+    "Runs",
     "StampReport",
     "TeacherReport",
     "Tensor",
@@ -138,6 +141,7 @@ __all__ = [
     "report",
     "rewrite_file",
     "run",
+    "runs",
     "save_file",
     "stamp",
     "teacher",
@@ -169,6 +173,7 @@ if TYPE_CHECKING:
     from aprfmt.inspection.diff import diff
     from aprfmt.inspection.hex.run import HexDump, hex
     from aprfmt.inspection.lint.run import Lint
+    from aprfmt.inspection.runs import Runs, runs
     from aprfmt.inspection.tree import Tree, tree
     from aprfmt.inspection.validate import Validation
     from aprfmt.inspection.vocabulary import Vocabulary, vocab

@@ -189,3 +189,6 @@ such vocabularies have 20 million."""
 
 MAX_REPORTED_BYTES = 64 << 20
 """The log of a run that is reported on; 100,000 steps take 40 MB."""
+
+MAX_RUN_FOLDERS = 20_000
+"""Folders in which `apr runs` looks for runs."""

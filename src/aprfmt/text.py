@@ -70,9 +70,35 @@ def format_clock(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
+def format_age(seconds: float) -> str:
+    """How long ago something was: `now`, `40 s`, `12 min`, `5 h`, `3 d`."""
+    for limit, size, unit in ((60, 1, "s"), (3600, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}" if seconds >= 1 else "now"
+    return f"{seconds / 86_400:.0f} d"
+
+
 def format_figure(x: float) -> str:
     """`49,152` of a whole number, `0.02345` and `-1.773` of others: four digits."""
     return f"{x:,.0f}" if float(x).is_integer() else f"{x:,.4g}"
+
+
+MAX_PERPLEXITY = 1e6
+"""Above it a perplexity says no more than that the model predicts nothing; the loss does."""
+
+
+def format_perplexity(value: float) -> str:
+    """A perplexity as `8.166`; one above MAX_PERPLEXITY as its loss: `exp(24.31)`."""
+    return f"{value:,.3f}" if value <= MAX_PERPLEXITY else f"exp({math.log(value):.2f})"
+
+
+def format_setting(value: object) -> str:
+    """The value of an option in a table: `yes`, `a.txt, b.txt`, `5e-05`, `-` for none."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def plural(n: int, noun: str) -> str:

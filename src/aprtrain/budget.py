@@ -7,6 +7,7 @@ FLOPs per token: 2 per matrix element forward and 4 backward; causal attention 2
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -21,7 +22,7 @@ from aprfmt.texts.sources import split_weights
 from aprfmt.texts.summary import SAMPLE_CHARS, summarise
 from aprfmt.types import JsonObject
 from aprtrain.checkpoints.checkpoint import check_resumable, files_by_step, prepare_folder
-from aprtrain.config import Config, resolve
+from aprtrain.config import Config, resolve, usual_values
 from aprtrain.data.batches import check_shared, check_source
 from aprtrain.features import Selection, recording
 from aprtrain.memory import USUAL_PASS, MemoryRow, checkpoint_bytes, memory_plan, total
@@ -37,6 +38,10 @@ SLACK = 1.15
 
 _ASSUMED_FLOPS = 400e12
 """FLOP/s that a plan assumes: about 40 % of an H200's published rate, close to what runs reach."""
+
+_CPU_SHARE = 0.5
+"""Fraction of the rate of matrix products that a step on a CPU reaches."""
+_CPU_ROWS, _CPU_SECONDS = 512, 0.2
 
 _PASSES = (32768, 16384, 8192, 4096, 2048)
 _FILLED = 0.85
@@ -148,6 +153,18 @@ def peak_flops(device_name: str) -> float | None:
     return next((rate for part, rate in _PEAKS.items() if part in device_name), None)
 
 
+def cpu_flops(shape: Shape) -> float:
+    """FLOP/s of float32 matrix products of the student's size, measured on this CPU with torch's threads."""
+    d_ffn = shape.d_ffn or 4 * shape.d_model
+    x_ND, weight_DF = torch.ones(_CPU_ROWS, shape.d_model), torch.ones(shape.d_model, d_ffn)
+    torch.mm(x_ND, weight_DF)  # starts the threads
+    began, products, seconds = time.perf_counter(), 0, 0.0
+    while seconds < _CPU_SECONDS:
+        torch.mm(x_ND, weight_DF)
+        products, seconds = products + 1, time.perf_counter() - began
+    return 2.0 * _CPU_ROWS * shape.d_model * d_ffn * products / seconds
+
+
 # --- of a run ---
 
 
@@ -190,6 +207,9 @@ class Plan(TypedDict):
         student, teacher: dimensions and `parameters`.
         data: as `apr data --json`, plus the number of passes over all data and each source, and whether the data
             suffice (`lasts`).
+        flops_per_s, seconds: the assumed rate of useful FLOPs, and the estimated time; on a CPU the rate follows from a
+            measurement of 0.2 s, on GPUs it is 400 TFLOP/s.
+        config, defaults: every option, and its default for a run of as many steps.
         kernels: `used` and `not_used`, as expected from the installed packages.
         nodes: None on a single node.
     """
@@ -201,6 +221,8 @@ class Plan(TypedDict):
     tokens: int | None
     flops: float | None
     seconds_at_400_tflops: float | None
+    flops_per_s: float
+    seconds: float | None
     student: dict[str, Any]
     teacher: dict[str, Any] | None
     teacher_files: dict[str, Any] | None
@@ -209,6 +231,7 @@ class Plan(TypedDict):
     nodes: NodesPlan | None
     data: dict[str, Any]
     config: JsonObject
+    defaults: JsonObject
     kernels: Selection
     digest: str
     origin: Origin
@@ -232,6 +255,7 @@ def plan(command: str, config: Config) -> Plan:
             config = choose_pass(config, pair, device, None, processes=processes)
         rows = memory_plan(config, pair, device, processes=processes)
         work = flops_of(config, pair)
+        rate = _CPU_SHARE * cpu_flops(pair.student.shape) if device.type == "cpu" else _ASSUMED_FLOPS
         tokens = config.steps * config.tokens_per_step if config.steps is not None else None
         if config.steps is not None:
             config = resolve(config)
@@ -243,6 +267,8 @@ def plan(command: str, config: Config) -> Plan:
             "tokens": tokens,
             "flops": tokens and tokens * work.total,
             "seconds_at_400_tflops": tokens and tokens * work.total / _ASSUMED_FLOPS,
+            "flops_per_s": rate,
+            "seconds": tokens and tokens * work.total / rate,
             "student": {**_dims(pair.student.shape), "made": pair.student.model is None},
             "teacher": _dims(pair.teacher.shape) if pair.teacher is not None else None,
             "teacher_files": asdict(pair.files.facts) if pair.files is not None else None,
@@ -251,6 +277,7 @@ def plan(command: str, config: Config) -> Plan:
             "nodes": _plan_nodes(config, pair.student.shape, total(rows), device, processes),
             "data": _plan_data(config, pair),
             "config": config.to_json(),
+            "defaults": usual_values(config) if config.steps is not None else Config().to_json(),
             "kernels": record.to_json(),
             "digest": config.digest(),
             "origin": origin_of(command, config, pair, None),

@@ -188,6 +188,9 @@ class Config:
     patience: int | None = _save(None, "Early stopping: end after N evaluations in a row without improvement.", low=1)
     target_val_loss: float | None = _save(None, "Stop when the held-out cross entropy is at most this.", low=1e-9)
     eval_tokens: int = option(65536, "Held-out tokens per evaluation.", low=2)
+    samples: int = _save(
+        0, "Log N continuations by the student, of up to 40 tokens, at each evaluation.", low=0, high=8
+    )
     log_every: int = option(10, "Log every N steps.", low=1, env=ENV_PREFIX + "LOG_EVERY")
     log_to: str | None = _save(
         None, "Also log metrics to TensorBoard or Weights & Biases.", choices=("tensorboard", "wandb")

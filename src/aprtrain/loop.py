@@ -31,7 +31,8 @@ from aprtrain.memory import MemoryRow
 from aprtrain.models import Origin
 from aprtrain.network.decoder import Decoder, head_name
 from aprtrain.optim.adamw import Optimizer, learning_rate
-from aprtrain.report.metrics import Recorder, StepValues, mean_of
+from aprtrain.report.metrics import Recorder, StepValues, mean_of, scores_text
+from aprtrain.samples import TextSample
 from aprtrain.teacher.files import TeacherTargets
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World
@@ -59,6 +60,7 @@ class Parts:
         origin: lineage for checkpoints.
         on_stall: called from another thread when a step takes too long; ends the process.
         answers: saved teacher log-probabilities, with --teacher-logprobs.
+        sample: samples of the student's text, recorded after each evaluation; None without --samples.
     """
 
     student: Decoder
@@ -75,6 +77,7 @@ class Parts:
     origin: Origin
     on_stall: Callable[[RunError], None]
     answers: TeacherTargets | None = None
+    sample: Callable[[], list[TextSample]] | None = None
 
 
 @dataclass
@@ -396,8 +399,9 @@ class Trainer:
             return {}
         self.progress.evaluations.append(scores)
         self.parts.recorder.record("evaluation", scores)
-        words = [f"{k} {v:.4f}" for k, v in scores.items() if isinstance(v, float) and k != "best"]
-        self.parts.recorder.say(f"held-out, step {self.progress.step}: {'  '.join(words)}")
+        self.parts.recorder.say(f"held-out, step {self.progress.step}: {scores_text(scores)}")
+        if self.parts.sample is not None:
+            self.parts.recorder.record("samples", {"step": self.progress.step, "samples": self.parts.sample()})
         return scores
 
     def _save(self, scores: Numbers) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import sys
 import time
@@ -52,8 +53,9 @@ from aprtrain.models import (
 from aprtrain.network.decoder import Decoder
 from aprtrain.nodes import fetch
 from aprtrain.optim.adamw import Optimizer, load_states
-from aprtrain.report.metrics import Recorder
+from aprtrain.report.metrics import Recorder, settings_table
 from aprtrain.resume import Saved, check_student, find_checkpoint, is_finished, point_latest_at, state_file
+from aprtrain.samples import sample_texts
 from aprtrain.selection import note_kernels
 from aprtrain.teacher.teacher import Teacher, check_residency
 from aprtrain.world import World, join_world, world_size
@@ -228,6 +230,9 @@ def _train(
         origin=origin,
         on_stall=on_stall,
         answers=answers,
+        sample=partial(sample_texts, student, held_out, tokenizer, config.samples, world.device)
+        if config.samples and (tokenizer := pair.student.tokenizer) is not None
+        else None,
     )
     if saved:
         with open_state(state_file(folder, saved.step)) as state:
@@ -422,8 +427,9 @@ def _announce(
     for miss in record.missed:
         recorder.say(miss.text())
     record.tell = partial(_log_unused_feature, recorder)
-    words = "  ".join(f"{k}={v}" for k, v in given.items() if not (v is None or v is False or v == []))
-    recorder.say(f"{command} on {world.size} x {device}: {words}")
+    recorder.say(f"{command} on {world.size} x {device}")
+    for line in settings_table(given, usual):
+        recorder.say(line)
     recorder.say(f"configuration {config.digest()[:16]}  data {str(origin['data'])[:16]}")
     for note in teacher.notes if teacher is not None else []:
         recorder.say(f"teacher: {note}")
@@ -576,6 +582,7 @@ def _describe(trainer: Trainer, status: str, seconds: float | None = None) -> No
         "tokens": progress.tokens,
         "evaluations": progress.evaluations,
         "resolved": trainer.config.to_json(),
+        "cwd": os.getcwd(),  # to which relative paths refer
     }
     parts.saver.describe(facts | ({"seconds": seconds} if seconds is not None else {}))
     if status != "running":

@@ -215,7 +215,17 @@ def with_logits(folder: Path) -> None:
     aprfmt.kl_divergence(folder / "q3.gguf", folder / "f16.gguf", folder / "text.txt", save_logits=logits)
 
 
+def with_a_run_to_resume(folder: Path) -> None:
+    """The setup alone: its files are copies."""
+
+
+def experiments(folder: Path) -> None:
+    shutil.copytree(folder / "run", folder / "experiments" / "run")
+
+
 SETUPS = {
+    "resume run": with_a_run_to_resume,
+    "runs experiments": experiments,
     "--recipe m.toml": with_a_recipe,
     "f16": with_an_f16,
     "--against f16.kld": with_logits,
@@ -264,6 +274,8 @@ def test_the_example_runs(
         if "--resume" not in words:
             shutil.rmtree(folder / "run", ignore_errors=True)
         words += ["--plan", "--device", "cpu", "--seq-len", "64", *(() if "--epochs" in words else ("--repeat",))]
+    if words[0] == "resume":
+        words = [*words[:2], "--steps", "2"]
     if "curves.png" in words:
         pytest.importorskip("matplotlib")
     if name in COSTLY and line != examples(name)[0]:

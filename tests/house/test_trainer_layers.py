@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"teacher", "optim", "report"},
     {"checkpoints"},
     {"guards"},
-    {"models", "evaluate", "reference"},
+    {"models", "evaluate", "reference", "samples", "recorded"},
     {"selection"},
     {"memory"},
     {"budget", "teach"},

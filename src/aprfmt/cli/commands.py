@@ -56,6 +56,8 @@ COMMANDS = {
         CommandRow("distill", "training:Distill", "Train a student on a teacher's outputs.", "Train"),
         CommandRow("teacher", "teacher:TeacherCommand", "Save a teacher's top-k log-probabilities to files.", "Train"),
         CommandRow("pretrain", "training:Pretrain", "Train a model on text, without a teacher.", "Train"),
+        CommandRow("resume", "runs:resume", "Continue a training run from its folder.", "Train"),
+        CommandRow("runs", "runs:runs", "List training runs: steps, loss, KL, speed, age.", "Train"),
         CommandRow("data", "data:Data", "Summarize training data and loss masks.", "Train"),
         CommandRow("eval", "measure:evaluate", "Compute loss on held-out text, and KL from a teacher.", "Train"),
         CommandRow("doctor", "doctor:doctor", "Check the installation: llama.cpp, torch and extras.", "Try"),

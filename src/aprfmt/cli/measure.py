@@ -12,7 +12,7 @@ import aprfmt
 from aprfmt.cli.options import ForceOption, ModelArgument, TextFieldOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens
 from aprfmt.errors import UsageError
-from aprfmt.text import format_bytes, format_count, format_seconds, plural
+from aprfmt.text import MAX_PERPLEXITY, format_bytes, format_count, format_perplexity, format_seconds, plural
 
 if TYPE_CHECKING:
     from aprfmt.inspection.run_page import RunReport
@@ -138,13 +138,17 @@ def _divergence(found: Divergence) -> Iterator[str]:
     yield f"{printable(found.file)} against {printable(found.reference)}"
     kl, change = found.kl_quantiles, found.dp_quantiles
     ratio = found.perplexity / found.reference_perplexity
+    own, reference = (
+        f"{value:.4f}" if value <= MAX_PERPLEXITY else format_perplexity(value)
+        for value in (found.perplexity, found.reference_perplexity)
+    )
     yield from pairs(
         [
             ("KL", f"{found.kl:.6f} ± {found.kl_error:.6f} nats per token, KL(reference || model)"),
             ("quantiles", ", ".join(f"{word} {kl[q]:.4g}" for q, word in _QUANTILES.items())),
             ("agreement", f"same top-1 token at {found.agreement:.2%} of positions"),
             ("RMS Δp", f"{found.rms_dp:.3%}, mean {found.mean_dp:+.3%}, from {change['0']:+.2%} to {change['1']:+.2%}"),
-            ("perplexity", f"{found.perplexity:.4f}, reference {found.reference_perplexity:.4f}, ratio {ratio:.4f}"),
+            ("perplexity", f"{own}, reference {reference}, ratio {ratio:.4g}"),
             (
                 "read",
                 f"{plural(found.tokens, 'position')} in {plural(found.chunks, 'chunk')} of {found.n_ctx:,} tokens",
@@ -160,7 +164,7 @@ _QUANTILES = {"0.5": "median", "0.9": "90%", "0.99": "99%", "0.999": "99.9%", "1
 def _evaluation(found: Evaluation) -> Iterator[str]:
     yield f"{printable(found.file)}: {_model_kind(found)}"
     rows = [
-        ("cross entropy", f"{found.ce:.4f} nats per token, perplexity {found.perplexity:,.3f}"),
+        ("cross entropy", f"{found.ce:.4f} nats per token, perplexity {format_perplexity(found.perplexity)}"),
         ("accuracy", f"{found.accuracy:.2%} of tokens predicted (top-1)"),
     ]
     if (teacher := found.teacher) is not None:

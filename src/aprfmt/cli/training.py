@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here, see options.py.
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -19,10 +19,11 @@ from aprfmt.cli.output import out, pairs, printable, table
 from aprfmt.cli.sections import SectionedCommand
 from aprfmt.errors import AprError, MissingDependencyError, UsageError
 from aprfmt.schema import OptionRow
-from aprfmt.text import format_bytes, format_count, format_seconds, plural
+from aprfmt.text import format_bytes, format_count, format_seconds, format_setting, plural
 
 if TYPE_CHECKING:
     from aprtrain.budget import Plan
+    from aprtrain.config import Config
     from aprtrain.run import Summary
 
 
@@ -114,10 +115,7 @@ def train(command: str, given: Mapping[str, object], config: Path | None, *, pla
     if find_spec("torch") is None:
         raise MissingDependencyError("training needs torch", hint="pip install torch")
     from aprtrain import budget
-    from aprtrain import run as trainer
     from aprtrain.config import build, command_fields
-    from aprtrain.guards import abort
-    from aprtrain.world import world_size
 
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     for row in command_fields(command):
@@ -128,6 +126,15 @@ def train(command: str, given: Mapping[str, object], config: Path | None, *, pla
         body = budget.plan(command, settings)
         out.result(body, _plan_text(body))
         return 0
+    return run_trainer(command, settings, lines)
+
+
+def run_trainer(command: str, settings: "Config", lines: Sequence[str]) -> int:
+    """Trains, prints the summary, returns the exit code."""
+    from aprtrain import run as trainer
+    from aprtrain.guards import abort
+    from aprtrain.world import world_size
+
     if os.environ.get("RANK", "0") != "0":  # under torchrun only rank 0 prints the result
         out.mode = "quiet"
     try:
@@ -199,7 +206,7 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
     elif stopped and summary["output"]:
         name = f"ckpt-step-{summary['steps']:06d}.apr"
         rows.append(("checkpoint", printable(str(Path(summary["output"]) / name))))
-        rows.append(("to continue", "the same command with --resume"))
+        rows.append(("to continue", printable(f"apr resume {summary['output']}")))
     yield from pairs(rows)
 
 
@@ -230,9 +237,10 @@ def _plan_text(body: "Plan") -> Iterator[str]:
     yield from table(["memory", "size"], [*parts, ("total", format_bytes(body["memory_bytes"]))], right="size")
     work = body["flops_per_token"]
     rows = [("FLOPs per token", f"teacher {work['teacher']:.3g}, student {work['student']:.3g}")]
-    if body["tokens"] is not None and body["seconds_at_400_tflops"] is not None:
-        time = format_seconds(body["seconds_at_400_tflops"])
-        rows.append(("tokens", f"{format_count(body['tokens'])}, {time} at 400 TFLOP/s"))
+    if body["tokens"] is not None and body["seconds"] is not None:
+        rate, is_cpu = body["flops_per_s"], body["config"]["device"] == "cpu"
+        speed = f"{rate / 1e9:,.0f} GFLOP/s, measured on this CPU" if is_cpu else f"{rate / 1e12:,.0f} TFLOP/s"
+        rows.append(("tokens", f"{format_count(body['tokens'])}, about {format_seconds(body['seconds'])} at {speed}"))
     rows.append(("kernels", ", ".join(f"{part} {what}" for part, what in body["kernels"]["used"].items())))
     rows += [
         ("not used", printable(f"{m['feature']}: {m['reason']}; {m['mend']}")) for m in body["kernels"]["not_used"]
@@ -260,5 +268,10 @@ def _plan_text(body: "Plan") -> Iterator[str]:
         rows.append(("vocabulary", words))
     yield from pairs(rows)
     yield f"configuration {body['digest']}"
-    config = body["config"].items()
-    yield from pairs([(name, printable(str(value))) for name, value in config if value is not None])
+    usual, config = body["defaults"], body["config"]
+    changed = [name for name, value in config.items() if value != usual[name]]
+    cells = [
+        (name, printable(format_setting(config[name])), printable(format_setting(usual[name]))) for name in changed
+    ]
+    yield from table(["option", "value", "default"], cells, spare="default") if cells else ()
+    yield f"{plural(len(config) - len(changed), 'other option')} at the default: see --json"

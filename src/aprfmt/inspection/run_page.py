@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from aprfmt.html.charts import Chart, Mark, Series, draw
 from aprfmt.html.page import facts, fold, grid, heading, headline, page, paragraph, table, tiles, track
-from aprfmt.text import format_bytes, format_clock, format_count, format_number
+from aprfmt.text import format_bytes, format_clock, format_count, format_number, format_perplexity
 from aprfmt.types import Json, JsonObject, Numbers
 
 STATUS = {
@@ -258,7 +258,7 @@ def _tables(body: RunReport) -> Iterator[str]:
         ("tokens", "at_tokens", lambda n: format_count(round(n))),
         ("KL", "kl", "{:.4g}".format),
         ("CE", "ce", "{:.4f}".format),
-        ("perplexity", "perplexity", "{:,.3f}".format),
+        ("perplexity", "perplexity", format_perplexity),
         ("agreement", "agreement", "{:.1%}".format),
         ("top-1 accuracy", "accuracy", "{:.1%}".format),
         ("teacher's CE", "teacher_ce", "{:.4f}".format),

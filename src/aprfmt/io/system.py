@@ -36,6 +36,27 @@ def start_writeback(fd: int, offset: int, n_bytes: int) -> None:
         call(fd, offset, n_bytes, _SYNC_FILE_RANGE_WRITE)
 
 
+def is_locked(folder: str | os.PathLike[str]) -> bool | None:
+    """Whether a process holds a lock (flock) on `folder`; None if the disk knows no locks. Takes it for a moment."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return False
+
+
 # --- names of files ---
 
 

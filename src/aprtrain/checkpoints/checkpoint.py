@@ -65,6 +65,7 @@ SIZES = ("architecture", "hidden_size", "num_layers", "num_heads", "num_kv_heads
 LATEST, BEST = "latest", "best"
 MODEL = "model.apr"
 _TRIAL = "trial.apr"
+_GLANCE_S = 0.05
 _OURS = re.compile(r"(ckpt-step-|(model|trial)\.apr|tokens|latest|best|distillation_meta|metrics|report).*", re.DOTALL)
 """What nobody but a run writes into its folder."""
 _TORCH = {"bf16": ("BF16", torch.bfloat16), "f16": ("F16", torch.float16), "f32": ("F32", torch.float32)}
@@ -445,15 +446,21 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ExistsError(
-            "another run is writing to this folder", path=folder, hint="wait until it ends, or choose another -o"
-        ) from None
-    except OSError as error:  # a network's disk may have no locks
-        current().miss("locks", reason_of(error))
-        return
+    for is_last in (False, True):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if is_last:
+                raise ExistsError(
+                    "another run is writing to this folder",
+                    path=folder,
+                    hint="wait until it ends, or choose another -o",
+                ) from None
+            time.sleep(_GLANCE_S)  # `apr runs` may just be looking
+        except OSError as error:  # a network's disk may have no locks
+            current().miss("locks", reason_of(error))
+            return
     sweep(folder, _OURS)
     with suppress(OSError):
         (folder / _TRIAL).unlink(missing_ok=True)

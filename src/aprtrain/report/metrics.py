@@ -22,8 +22,8 @@ from typing import NotRequired, TextIO, TypedDict, cast
 from aprfmt.errors import storage_errors
 from aprfmt.inspection.run_report import FILE
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
-from aprfmt.text import format_clock, format_number
-from aprfmt.types import Numbers
+from aprfmt.text import MAX_PERPLEXITY, format_clock, format_number, format_setting
+from aprfmt.types import Json, Numbers
 from aprtrain.report.tracker import Track, open_tracker
 
 # Variables that may decide what a run does or how fast; none of them holds a secret.
@@ -227,6 +227,24 @@ def line(values: StepValues, total: int) -> str:
         *_device(values),
     ]
     return "  ".join([*parts, f"eta {format_clock(values['eta_s'])}"])
+
+
+def scores_text(scores: Numbers) -> str:
+    """`ce 2.1000  perplexity 8.1662  ...`; a perplexity that is too large to compare is left out: see `ce`."""
+    shown = {name: value for name, value in scores.items() if isinstance(value, float) and name != "best"}
+    if shown.get("perplexity", 0.0) > MAX_PERPLEXITY:
+        del shown["perplexity"]
+    return "  ".join(f"{name} {value:.4f}" for name, value in shown.items())
+
+
+def settings_table(values: Mapping[str, Json], defaults: Mapping[str, Json]) -> list[str]:
+    """Lines of a table of the options that differ from their defaults, and the number of the others."""
+    changed = [name for name, value in values.items() if value != defaults.get(name)]
+    rows = [("option", "value", "default")]
+    rows += [(name, format_setting(values[name]), format_setting(defaults.get(name))) for name in changed]
+    widths = [max(len(row[i]) for row in rows) for i in range(2)]
+    lines = [f"  {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip() for row in rows]
+    return [*lines, f"  {len(values) - len(changed)} other options have their defaults"]
 
 
 def _losses_of(values: StepValues) -> dict[str, float | None]:

@@ -1,0 +1,51 @@
+"""Samples of the student's text at an evaluation: greedy continuations of the beginnings of held-out sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypedDict
+
+import torch
+from torch.nn import functional
+
+from aprfmt.texts.sequences import Windows
+from aprfmt.tokenizer.encoding import load, tokenizer_json
+from aprfmt.tokenizer.model import Tokenizer
+from aprtrain.data.batches import batch_of
+from aprtrain.network.decoder import Decoder, soft_cap
+
+PROMPT_TOKENS, NEW_TOKENS = 24, 40
+"""Tokens of a prompt, and of its continuation; a shorter --seq-len shortens both."""
+
+
+class TextSample(TypedDict):
+    """The beginning of a held-out sequence, and what the student continues it with, up to its end token."""
+
+    prompt: str
+    text: str
+
+
+def sample_texts(
+    student: Decoder, windows: Windows, tokenizer: Tokenizer, count: int, device: torch.device | str
+) -> list[TextSample]:
+    """Greedy continuations of `count` held-out sequences, the same ones at every call; changes no random state.
+
+    All passes have one shape, [count, T], so that a compiled student is compiled once. A collective call if the
+    student's weights are sharded.
+    """
+    total = min(PROMPT_TOKENS + NEW_TOKENS, windows.seq_len)
+    first = max(1, total * PROMPT_TOKENS // (PROMPT_TOKENS + NEW_TOKENS))
+    tokens_NT = batch_of(windows, windows.select(count)).tokens_NT[:, :total].to(device, copy=True)
+    tokens_NT[:, first:] = 0  # causal: what follows a position does not change it
+    with torch.no_grad():
+        for at in range(first, total):
+            hidden_ND = student(tokens_NT)[:, at - 1]
+            logits_NV = functional.linear(hidden_ND.float(), student.head_weight.float())
+            tokens_NT[:, at] = soft_cap(logits_NV, student.shape.logit_softcap).argmax(1)
+    encoder, end = load(tokenizer_json(tokenizer)), tokenizer.special.get("eos")
+    return [_sample(row[:first], row[first:], encoder.decode, end) for row in tokens_NT.tolist()]
+
+
+def _sample(prompt: list[int], new: list[int], decode: Callable[[list[int]], str], end: int | None) -> TextSample:
+    kept = new[: new.index(end)] if end in new else new
+    return {"prompt": decode(prompt), "text": decode(kept)}
