@@ -27,15 +27,20 @@ def data(
     paths: PathLike | Sequence[PathLike],
     *,
     model: PathLike,
+    output: PathLike | None = None,
+    held_out: float = 0.01,
     text_field: str = "text",
     strict: bool = False,
     log: Callable[[str], None] = lambda line: None,
 ) -> DataReport:
-    """Summarizes training data, as `apr distill` and `apr pretrain` read it.
+    """Summarizes training data, as `apr distill` and `apr pretrain` read it, or tokenizes it for them.
 
     Args:
         paths: text, jsonl, csv or Parquet files, folders of them, or token shards, each as `PATH` or `PATH:WEIGHT`.
         model: the model whose tokenizer and chat template are used.
+        output: folder to write token shards to, for the `data` of any number of runs; they are what is summarized
+            then. Shards of the same data are kept.
+        held_out: fraction of the documents to hold out, with `output`.
         text_field: field of a record's text.
         strict: fail on invalid records; otherwise they are counted and skipped.
         log: called with progress lines, and with a line for the first invalid record of each kind.
@@ -43,15 +48,26 @@ def data(
     Raises:
         RefusedError: the model has no tokenizer, or no chat template for conversations.
         CorruptError: a damaged file.
+        ExistsError: `output` holds something other than token shards.
     """
+    from aprfmt.formats.hub_datasets import split_sources
+    from aprfmt.texts.corpus import tokenize
     from aprfmt.texts.encoding import Encoder
-    from aprfmt.texts.sources import split_weights
     from aprfmt.texts.summary import summarise
 
+    if not (isinstance(held_out, (int, float)) and 0 < held_out <= 0.9):
+        raise UsageError(f"held_out must be above 0 and at most 0.9, not {held_out!r:.40}")
     given = paths_of(paths)
-    places, weights = split_weights([formats.path_text(path, "paths") for path in given])
+    places, weights = split_sources([formats.path_text(path, "paths") for path in given])
     with formats.open(formats.path_text(model, "model")) as opened:
         encoder = Encoder(opened.tokenizer)
+        if output is not None:
+            shards = Path(formats.path_text(output, "output"))
+            tokenize(
+                places, opened.tokenizer, shards, held_out=held_out, weights=weights, text_field=text_field,
+                strict=strict, log=log,
+            )  # fmt: skip
+            places, weights = [shards], []
     return summarise(places, weights, encoder, text_field=text_field, strict=strict, log=log)
 
 

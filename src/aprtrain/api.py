@@ -168,7 +168,7 @@ def teacher(
         raise MissingDependencyError("writing teacher files needs torch", hint="pip install torch")
     if file is None and from_vllm is None and prompts is None:
         raise UsageError("the teacher is missing", hint="apr teacher FILE --data D -o DIR")
-    from aprfmt.texts.sources import split_weights
+    from aprfmt.formats.hub_datasets import split_sources
     from aprtrain.teach import TeacherRequest, write
 
     def path(value: PathLike | None, name: str) -> Path | None:
@@ -180,7 +180,7 @@ def teacher(
     if chosen is None and not (plan or prompts):
         chosen = _engine_for([model] if model is not None else [], device)
     heats = () if from_vllm is not None else (temperature or (2.0, 3.0, 4.0))
-    places, weights = split_weights([formats.path_text(each, "data") for each in paths_of(data)])
+    places, weights = split_sources([formats.path_text(each, "data") for each in paths_of(data)])
     wanted = TeacherRequest(
         file=model,
         data=places,

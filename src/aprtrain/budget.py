@@ -15,10 +15,10 @@ from typing import Any, TypedDict
 import torch
 
 from aprfmt.errors import RefusedError, RunError, UsageError
+from aprfmt.formats.hub_datasets import split_sources
 from aprfmt.io.source import exists
 from aprfmt.llama.client import require_llama
 from aprfmt.texts.encoding import Encoder
-from aprfmt.texts.sources import split_weights
 from aprfmt.texts.summary import SAMPLE_CHARS, summarise
 from aprfmt.types import JsonObject
 from aprtrain.checkpoints.checkpoint import check_resumable, files_by_step, prepare_folder
@@ -301,7 +301,7 @@ def _plan_nodes(config: Config, s: Shape, n_bytes: int, device: torch.device, pr
 
 def _plan_data(config: Config, pair: TrainingPair) -> dict[str, Any]:
     """Size of each data source, estimated if it is long, and the number of passes over it."""
-    paths, weights = split_weights(config.data)
+    paths, weights = split_sources(config.data)
     own = Path(config.output) if config.output is not None else None
     found = summarise(
         paths, weights, Encoder(pair.student.tokenizer), text_field=config.text_field, strict=config.strict, own=own,

@@ -93,8 +93,8 @@ class Config:
     )
     data: tuple[str, ...] = option(
         (),
-        "Training data: text, jsonl, csv or parquet files, folders of them or of source code, or token shards; "
-        "repeatable, with a sampling weight each.",
+        "Training data: text, jsonl, csv or parquet files, folders of them or of source code, token shards, or "
+        "hf://datasets/org/name; repeatable, with a sampling weight each.",
         flags=("-d",),
         metavar="PATH[:WEIGHT]",
     )

@@ -19,6 +19,7 @@ import torch
 
 from aprfmt.api import qa
 from aprfmt.errors import AprError, RefusedError, RunError, StorageError, UsageError
+from aprfmt.formats.hub_datasets import split_sources
 from aprfmt.inspection.run_report import PAGE, write_report
 from aprfmt.io.sink import check_no_inputs_inside
 from aprfmt.io.temporary import scratch_folder
@@ -27,7 +28,6 @@ from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.sequences import Windows, check_windows
 from aprfmt.texts.shards import Corpus, open_corpus
-from aprfmt.texts.sources import split_weights
 from aprfmt.types import JsonObject, Numbers
 from aprtrain import budget, features, guards
 from aprtrain.budget import check_means, flops_of
@@ -296,7 +296,7 @@ def _inputs(config: Config, folder: Path) -> Iterator[str]:
     Data that are the folder itself are left out: `prepare` refuses them.
     """
     yield from (path for path in (config.teacher, config.student, config.teacher_logprobs, config.eval_data) if path)
-    for path in split_weights(config.data)[0]:
+    for path in split_sources(config.data)[0]:
         if path.absolute() not in (folder.absolute(), folder.absolute() / _TOKENS):
             yield str(path)
 
@@ -328,10 +328,10 @@ def _folder(config: Config, world: World) -> Iterator[tuple[Path, Saved]]:
 def _corpus(config: Config, world: World, folder: Path, saved: Saved, pair: TrainingPair, recorder: Recorder) -> Corpus:
     """The token shards: rank 0 writes them, the other nodes fetch them, one process per node verifies the hashes."""
     held_out = [Path(config.eval_data)] if config.eval_data is not None else []
-    paths, weights = split_weights(config.data)
     wanted = saved.origin.get("data")
     corpus = None
     if world.is_first:
+        paths, weights = split_sources(config.data)
         corpus = prepare(
             paths, pair.student.tokenizer, folder / _TOKENS,
             held_out=config.held_out, held_out_paths=held_out, log=recorder.say,

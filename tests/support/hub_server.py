@@ -72,7 +72,7 @@ class Answer:
 
 
 class Hub:
-    """The server; `files` is the main branch of `repo`, `fault` looks at each request first.
+    """The server; `files` is the main branch of `repo` ("models" or "datasets"), `fault` looks at each request first.
 
     Attributes:
         sent: bytes of bodies of files that were sent.
@@ -85,8 +85,8 @@ class Hub:
         sha: what it says that the commit is.
     """
 
-    def __init__(self, repo: str = "org/name") -> None:
-        self.repo = repo
+    def __init__(self, repo: str = "org/name", kind: str = "models") -> None:
+        self.repo, self.kind = repo, kind
         self.files: dict[str, bytes | Any] = {}
         self.fault: Fault = lambda request: None
         self.requests: list[Request] = []
@@ -173,7 +173,9 @@ class Hub:
                 send(handler, fault.status, fault.headers, b"")
                 return
         path = unquote(urlsplit(request.path).path)
-        prefix = f"/api/models/{self.repo}"
+        prefix = f"/api/{self.kind}/{self.repo}"
+        if self.kind != "models":
+            path = path.removeprefix(f"/{self.kind}")
         if path.startswith("/cdn/"):
             self._file(handler, request, path.removeprefix("/cdn/"), fault)
         elif path.startswith(f"/{self.repo}/resolve/") and self.exists:
@@ -366,9 +368,9 @@ def close_stores() -> None:
 
 
 @contextmanager
-def serve(repo: str = "org/name") -> Iterator[Hub]:
+def serve(repo: str = "org/name", kind: str = "models") -> Iterator[Hub]:
     """A hub for a block."""
-    hub = Hub(repo)
+    hub = Hub(repo, kind)
     try:
         yield hub
     finally:

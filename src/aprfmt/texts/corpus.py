@@ -1,13 +1,13 @@
 """Tokenizes a corpus into token shards, without duplicates, split into training and held-out documents.
 
 The split depends only on the hash of a document's content, so no document is in both parts and the split is stable when
-documents are added or removed. Memory: one batch of text, plus about 100 bytes per document for deduplication.
+documents are added or removed. Memory: some batches of text, plus about 100 bytes per document for deduplication.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from aprfmt.errors import ChecksumError, CorruptError, RefusedError, UsageError, storage_errors
-from aprfmt.io.sink import AtomicFolder
+from aprfmt.errors import ChecksumError, CorruptError, ExistsError, RefusedError, UsageError, storage_errors
+from aprfmt.io.sink import AtomicFolder, check_no_inputs_inside, check_target
+from aprfmt.io.system import n_processors
 from aprfmt.text import plural
 from aprfmt.texts.encoding import Encoder, Ids
 from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, ReadProgress, RecordReader, is_blank
@@ -40,6 +41,7 @@ HELD_OUT = 0.01
 
 _BATCH_CHARS = 1 << 20
 _BATCH_DOCUMENTS = 4096
+_MOST_THREADS = 8  # that encode batches
 _LONG = 1 << 30  # bytes whose comparison with an earlier run takes noticeable time
 _HASHES = 1 << 64
 
@@ -103,6 +105,35 @@ def prepare(
         return corpus
     _write(plan, folder, keys, held_out, log)
     return open_corpus(folder, encoder.digest)
+
+
+def tokenize(
+    paths: Sequence[Path], tokenizer: Tokenizer | None, folder: Path, *, held_out: float, weights: Sequence[Fraction],
+    text_field: str, strict: bool, log: Log,
+) -> None:  # fmt: skip
+    """`prepare` into a folder that a user names, for any number of runs.
+
+    Raises ExistsError if it holds something other than token shards of these data, RefusedError if it is or holds an
+    input; else as `prepare`.
+    """
+    check_target(folder, map(str, paths), force=True, folder=True)
+    check_no_inputs_inside(folder, paths)
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / HEADER).is_file():
+        raise ExistsError("the folder contains files that are not token shards", path=folder)
+    if len(paths) == 1 and (paths[0] / HEADER).is_file():
+        raise UsageError(
+            "these are token shards already", path=paths[0], hint="leave out -o, or pass the original text"
+        )
+    old = read_header(folder)
+    try:
+        prepare(
+            paths, tokenizer, folder, held_out=held_out, weights=weights, text_field=text_field, strict=strict, log=log,
+            wanted=old and old["key"],
+        )  # fmt: skip
+    except RefusedError as error:
+        if old is None or "differs from that of the run" not in error.message:
+            raise
+        raise ExistsError("the folder contains token shards of other data", path=folder) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,21 +289,24 @@ class _Reading:
         return {part: writer.summary() for part, writer in writers.items()}
 
     def _encode(self) -> Iterator[_Encoded]:
-        """Encodes every document, one batch while the next one is read."""
+        """Every document, in order; batches are encoded while others are read.
+
+        The tokenizers library uses all cores for a batch; several at a time keep them busy while Python takes the ids.
+        """
 
         def encode(batch: _Batch) -> list[_Encoded]:
             ids = self._plan.encoder.encode([document for *_, document in batch])
             return [(file, part, content, one) for (file, part, content, _), one in zip(batch, ids, strict=True)]
 
-        with ThreadPoolExecutor(1) as pool:
-            running: Future[list[_Encoded]] | None = None
+        n = min(_MOST_THREADS, n_processors())
+        with ThreadPoolExecutor(n) as pool:
+            running: deque[Future[list[_Encoded]]] = deque()
             for batch in self._batches():
-                following = pool.submit(encode, batch)
-                if running is not None:
-                    yield from running.result()
-                running = following
-            if running is not None:
-                yield from running.result()
+                running.append(pool.submit(encode, batch))
+                if len(running) > n:
+                    yield from running.popleft().result()
+            while running:
+                yield from running.popleft().result()
 
     def _batches(self) -> Iterator[_Batch]:
         batch: _Batch = []

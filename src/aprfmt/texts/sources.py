@@ -88,10 +88,17 @@ def split_weights(texts: Sequence[str]) -> tuple[list[Path], list[Fraction]]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The shortest distinct suffixes of the paths."""
-    parts = [path.absolute().parts for path in paths]
+    """The shortest distinct suffixes of the paths; of a data set of the hub org/name and what is below."""
+    parts = [_parts(path.absolute()) for path in paths]
     n = next((n for n in range(1, 64) if len({each[-n:] for each in parts}) == len(parts)), 64)
     return ["/".join(each[-n:]) for each in parts]
+
+
+def _parts(path: Path) -> tuple[str, ...]:
+    """Those of a path; a data set of the hub is one of them."""
+    parts = path.parts
+    at = next((i for i, part in enumerate(parts) if part.startswith("datasets--")), None)
+    return parts if at is None else ("/".join(parts[at].split("--")[1:]), *parts[at + 3 :])
 
 
 def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = None) -> list[SourceFile]:
