@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from aprfmt import formats
 from aprfmt.errors import MissingDependencyError, UnsupportedError, UsageError
 from aprfmt.io.pipe import StartProgress
+from aprfmt.io.server_url import is_server
 from aprfmt.schema import check_numbers
 from aprfmt.types import PathLike, paths_of
 
@@ -114,7 +115,8 @@ def teacher(
     The same call resumes an interrupted one.
 
     Args:
-        file: the teacher, in any format; None with `from_vllm` or `prompts`.
+        file: the teacher, in any format, or the URL of a vLLM, SGLang or llama-server (temperature 1 only, needs
+            `student`); None with `from_vllm` or `prompts`.
         data: text, jsonl or Parquet files, folders of them, or token shards, each as `PATH` or `PATH:WEIGHT`.
         output: the folder to write, including the token shards of the text.
         top_k: most likely tokens to save per position.
@@ -154,9 +156,16 @@ def teacher(
         raise UsageError(
             "prompts and from_vllm are mutually exclusive: write the prompts first", hint="leave out one of the two"
         )
+    served = is_server(file)
+    if served and (student is None or set(temperature) - {1} or prompts is not None):
+        raise UsageError(
+            "a server gives log-probabilities at temperature 1, for the tokenizer of a student"
+            if prompts is None else "prompts and a server are mutually exclusive: the server is asked directly",
+            hint="add --student, and leave out --temperature and --prompts",
+        )  # fmt: skip
     machine = {"engine": engine, "device": device, "threads": threads, "gpu_layers": gpu_layers}
     others = [name for name, value in machine.items() if value]
-    if others and (from_vllm is not None or prompts is not None):
+    if others and (served or from_vllm is not None or prompts is not None):
         raise UsageError(f"{others[0]} has no effect without a teacher to run", hint=f"leave out {others[0]}")
     _check_engine(engine, device)
     if (engine == "torch" or device is not None) and (threads or gpu_layers):
@@ -174,12 +183,12 @@ def teacher(
     def path(value: PathLike | None, name: str) -> Path | None:
         return None if value is None else Path(formats.path_text(value, name))
 
-    model = None if file is None else formats.path_text(file, "file")
+    model = str(file) if served else None if file is None else formats.path_text(file, "file")
     other = None if student is None else formats.path_text(student, "student")
-    chosen = "vllm" if from_vllm is not None else engine
+    chosen = "vllm" if from_vllm is not None else "server" if served else engine
     if chosen is None and not (plan or prompts):
         chosen = _engine_for([model] if model is not None else [], device)
-    heats = () if from_vllm is not None else (temperature or (2.0, 3.0, 4.0))
+    heats = () if from_vllm is not None or served else (temperature or (2.0, 3.0, 4.0))
     places, weights = split_sources([formats.path_text(each, "data") for each in paths_of(data)])
     wanted = TeacherRequest(
         file=model,

@@ -16,6 +16,7 @@ import torch
 
 from aprfmt.errors import RefusedError, RunError, UsageError
 from aprfmt.formats.hub_datasets import split_sources
+from aprfmt.io.server_url import is_server
 from aprfmt.io.source import exists
 from aprfmt.llama.client import require_llama
 from aprfmt.texts.encoding import Encoder
@@ -241,6 +242,11 @@ def plan(command: str, config: Config) -> Plan:
     """Plans a run without using a device: memory, FLOPs, time, vocabulary, hashes. Raises AprError."""
     device, processes = torch.device(config.device.split(":")[0]), world_size()
     check_means(config, processes)
+    if is_server(config.teacher):
+        raise UsageError(
+            "--plan cannot see the model behind a server",
+            hint="apr teacher URL --student S --data D -o DIR, then --plan with --teacher-logprobs DIR",
+        )
     if config.output is not None and config.smoke is None:
         folder = Path(config.output)
         steps = list(files_by_step(folder)) if exists(folder) else []

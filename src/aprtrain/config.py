@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aprfmt.errors import UsageError
+from aprfmt.io.server_url import is_server
 from aprfmt.io.settings import read_settings
 from aprfmt.schema import OptionRow, option
 from aprfmt.schema import rows as option_rows
@@ -75,9 +76,13 @@ def _save(default: _V, help: str, **more: Any) -> _V:
 class Config:
     """A run's options. `None` means that `resolve` derives the default from other fields."""
 
-    teacher: str | None = _distill(None, "The teacher model.")
+    teacher: str | None = _distill(
+        None, "The teacher model, or the URL of a vLLM, SGLang or llama-server (its answers are saved in RUN/teacher)."
+    )
     teacher_logprobs: str | None = _distill(None, "Distill from log-probabilities saved by apr teacher.")
-    top_k: int | None = _kd(None, "How many of the saved tokens to use at each position (default: all).", low=1)
+    top_k: int | None = _kd(
+        None, "How many of the saved tokens to use at each position (default: all; 20 of a server).", low=1
+    )
     student: str | None = _distill(None, "The model to train: .apr, .gguf, .safetensors or folder.")
     student_init: str | None = _kd(
         None,
@@ -472,6 +477,8 @@ def _convert(row: ConfigField, value: object) -> Value:
 def _check_together(config: Config, command: str) -> None:
     """Checks combinations of fields. Raises UsageError."""
     c, keep_one = config, "keep one of them"
+    served = is_server(c.teacher)
+    has_files = served or c.teacher_logprobs is not None
     ways, names, what = (c.student, c.student_init), "--student or --student-init", "the model to train"
     if command == "pretrain":
         ways, names, what = (c.init, c.like), "--init or --like", "the model to start from"
@@ -483,13 +490,18 @@ def _check_together(config: Config, command: str) -> None:
         (all(ways), f"use {names}, not both", keep_one),
         *((not getattr(c, name), f"--{name} is missing: {what}", f"add --{name} PATH") for name, what in needed),
         (all((c.teacher, c.teacher_logprobs)), "use a teacher or --teacher-logprobs, not both", keep_one),
-        (all((c.student_init, c.teacher_logprobs)), "--student-init needs the teacher model, not --teacher-logprobs",
+        (c.student_init is not None and has_files,
+            "--student-init needs the teacher model, not its log-probabilities",
             "make a student with apr prune and pass it as --student"),
-        (c.top_k is not None and c.teacher_logprobs is None, "--top-k needs --teacher-logprobs",
+        (served and c.temperature != 1, "a server gives log-probabilities at temperature 1 only",
+            "leave out --temperature"),
+        (served and c.eval_data is not None, "--eval-data needs a loaded teacher or --teacher-logprobs",
+            "leave out --eval-data: documents are held out"),
+        (c.top_k is not None and not has_files, "--top-k needs --teacher-logprobs or a server",
             "leave out --top-k: a loaded teacher gives the full distribution"),
         *(
-            (c.teacher_logprobs is not None and getattr(c, name) != getattr(Config, name),
-                f"{schema()[name].flag} needs a loaded teacher, and --teacher-logprobs loads none",
+            (has_files and getattr(c, name) != getattr(Config, name),
+                f"{schema()[name].flag} needs a loaded teacher, and log-probabilities load none",
                 f"leave out {schema()[name].flag}")
             for name in ("teacher_residency", "vocab_policy", "allow_same_arch")
         ),

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired, TextIO, TypedDict, cast
@@ -21,6 +21,7 @@ from aprfmt.api import qa
 from aprfmt.errors import AprError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.formats.hub_datasets import split_sources
 from aprfmt.inspection.run_report import PAGE, write_report
+from aprfmt.io.server_url import is_server
 from aprfmt.io.sink import check_no_inputs_inside
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.text import format_clock
@@ -57,10 +58,12 @@ from aprtrain.report.metrics import Recorder, settings_table
 from aprtrain.resume import Saved, check_student, find_checkpoint, is_finished, point_latest_at, state_file
 from aprtrain.samples import sample_texts
 from aprtrain.selection import note_kernels
+from aprtrain.teach import save_answers
 from aprtrain.teacher.teacher import Teacher, check_residency
 from aprtrain.world import World, join_world, world_size
 
 _TOKENS = "tokens"
+_ANSWERS = "teacher"
 _LOST = ("gloo", "NCCL", "peer")
 """Words in torch.distributed's errors when another process has died."""
 
@@ -136,6 +139,7 @@ def run(
             folder, saved = stack.enter_context(_folder(config, world))
             for line in saved.lines():
                 recorder.say(line)
+            config = _with_answers(config, world, folder, recorder)
             pair = stack.enter_context(open_pair(command, config))
             config = resolve_residency(config, pair)
             check_residency(config.teacher_residency if pair.teacher is not None else "bf16", world.device)
@@ -154,6 +158,16 @@ def run(
                 hint=f"if one of them failed, see its own error message; torch.distributed reported: {last}",
             ) from error
         raise
+
+
+def _with_answers(config: Config, world: World, folder: Path, recorder: Recorder) -> Config:
+    """`config` with files of the log-probabilities, which rank 0 gets from the server where the teacher is one."""
+    if not is_server(config.teacher):
+        return config
+    if world.is_first:
+        save_answers(config, folder / _ANSWERS, recorder.say)
+    world.wait_for_first()
+    return replace(config, teacher=None, teacher_logprobs=str(folder / _ANSWERS))
 
 
 def _clear_frames(error: BaseException | None) -> None:
@@ -295,7 +309,8 @@ def _inputs(config: Config, folder: Path) -> Iterator[str]:
 
     Data that are the folder itself are left out: `prepare` refuses them.
     """
-    yield from (path for path in (config.teacher, config.student, config.teacher_logprobs, config.eval_data) if path)
+    teacher = None if is_server(config.teacher) else config.teacher
+    yield from (path for path in (teacher, config.student, config.teacher_logprobs, config.eval_data) if path)
     for path in split_sources(config.data)[0]:
         if path.absolute() not in (folder.absolute(), folder.absolute() / _TOKENS):
             yield str(path)

@@ -19,6 +19,8 @@ from torch import Tensor
 
 import aprfmt
 from aprfmt.errors import ExistsError, RefusedError, RunError, UsageError, storage_errors
+from aprfmt.formats.completions import CompletionServer
+from aprfmt.formats.hub_datasets import split_sources
 from aprfmt.formats.teacher_files import (
     Answer,
     TeacherHeader,
@@ -31,6 +33,7 @@ from aprfmt.formats.teacher_files import (
 )
 from aprfmt.formats.vllm import Responses
 from aprfmt.io.pipe import StartProgress
+from aprfmt.io.server_url import is_server
 from aprfmt.io.sink import AtomicFile, check_no_inputs_inside, check_target
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.model import Model
@@ -46,6 +49,7 @@ from aprfmt.texts.sequences import WindowRows, Windows, pieces_of
 from aprfmt.texts.shards import PARTS, read_header
 from aprfmt.texts.sources import HEADER, list_files
 from aprfmt.tokenizer.alignment import SharedVocabulary, align
+from aprtrain.config import Config
 from aprtrain.data.batches import batch_of
 from aprtrain.loss.topk import know
 from aprtrain.network.decoder import soft_cap
@@ -58,6 +62,9 @@ _MAX_REST = 0.1  # residual mass above which the saved distribution is a poor te
 _POSITIONS = {"cpu": 256, "cuda": 1024}  # per chunk of logits
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}  # of a batch in torch
 _TOKENS = "tokens"
+SERVER_TOP_K = 20
+"""Log-probabilities of a position that vLLM gives without further options."""
+
 _CHARS = 4  # bytes of text per token, to estimate tokens before tokenizing
 
 
@@ -92,12 +99,19 @@ def write(wanted: TeacherRequest, *, plan: bool, progress: StartProgress | None,
     """What `aprfmt.teacher` does."""
     begin = time.perf_counter()
     with ExitStack() as stack:
-        model = stack.enter_context(aprfmt.open(wanted.file)) if wanted.file is not None else None
+        server = CompletionServer(wanted.file) if wanted.file is not None and is_server(wanted.file) else None
+        has_model = wanted.file is not None and server is None
+        model = stack.enter_context(aprfmt.open(wanted.file)) if has_model and wanted.file is not None else None
         reader = stack.enter_context(aprfmt.open(wanted.student)) if wanted.student is not None else model
         if reader is None:
             raise UsageError("no model given", hint="use apr teacher F ..., or --from-vllm FILE --student S")
         encoder = Encoder(reader.tokenizer)
         made_for = {} if model is None else {"teacher": positions_of(model)}
+        if server is not None:
+            server.check_tokenizer(encoder.plain)
+            for note in server.notes:
+                log(note)
+            made_for = {"teacher": server.max_tokens and server.max_tokens - 2}  # the last label, and a token to write
         length = sequence_length(wanted.seq_len, None, {who: n for who, n in made_for.items() if n})
         report = TeacherReport(
             output=str(wanted.output), teacher=wanted.file or str(wanted.from_vllm or ""), engine=wanted.engine,
@@ -125,7 +139,7 @@ def write(wanted: TeacherRequest, *, plan: bool, progress: StartProgress | None,
         if wanted.prompts is not None:
             report.prompts = _write_prompts(wanted.prompts, parts, wanted.top_k)
         else:
-            facts, answer = _engine(wanted, model, reader, encoder, length, stack, log)
+            facts, answer = _engine(wanted, server or model, reader, encoder, length, stack, log)
             report.engine = facts.engine
             todo = _todo(wanted.output, old, parts, facts, report)
             _compute(todo, facts, answer, report, progress)
@@ -136,6 +150,19 @@ def write(wanted: TeacherRequest, *, plan: bool, progress: StartProgress | None,
                 )
     report.seconds = time.perf_counter() - begin
     return report
+
+
+def save_answers(config: Config, folder: Path, log: Log) -> None:
+    """Saves what the server of --teacher says of a run's data; continues where it was stopped."""
+    paths, weights = split_sources(config.data)
+    wanted = TeacherRequest(
+        file=config.teacher, data=paths, weights=weights, text_field=config.text_field, strict=config.strict,
+        output=folder, top_k=config.top_k or SERVER_TOP_K, temperatures=(1.0,), student=config.student,
+        seq_len=config.seq_len, held_out=config.held_out, engine="server", device="cpu", threads=0, gpu_layers=0,
+        from_vllm=None, prompts=None,
+    )  # fmt: skip
+    report = write(wanted, plan=False, progress=None, log=log)
+    log(f"teacher: top {report.top_k} log-probabilities of {report.tokens:,} positions from {report.teacher}")
 
 
 def _inputs(wanted: TeacherRequest, *models: Model | None) -> Iterator[str]:
@@ -248,7 +275,7 @@ def _write_prompts(path: Path, parts: dict[str, Windows], k: int) -> int:
 
 def _engine(
     wanted: TeacherRequest,
-    model: Model | None,
+    model: Model | CompletionServer | None,
     reader: Model,
     encoder: Encoder,
     length: int,
@@ -256,6 +283,10 @@ def _engine(
     log: Log,
 ) -> tuple[TeacherHeader, _Answers]:
     temperatures, k = wanted.temperatures, wanted.top_k
+    if isinstance(model, CompletionServer):
+        name, engine, sizes = model.model, f"{model.kind} server", (length, encoder.n_ids, k, temperatures)
+        facts = TeacherHeader(name, model.digest, "", 0, engine, encoder.digest, *sizes)
+        return facts, lambda windows, some: model.answers(windows, some, facts)
     if wanted.from_vllm is not None:
         responses = Responses(wanted.from_vllm)
         with storage_errors(wanted.from_vllm), wanted.from_vllm.open("rb") as file:

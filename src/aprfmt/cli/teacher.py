@@ -20,18 +20,21 @@ class TeacherCommand(Common, LlamaMachine):
     """Save a teacher's top-k log-probabilities and the residual mass of all other tokens to files.
 
     `apr distill --teacher-logprobs` trains from these files without the teacher. torch runs the families that can be
-    trained, llama.cpp every decoder it supports. Run the same command again to resume. --prompts and --from-vllm get
-    the probabilities from a vLLM server instead.
+    trained, llama.cpp every decoder it supports; a vLLM, SGLang or llama-server is asked over HTTP. Run the same
+    command again to resume. --prompts and --from-vllm get the probabilities from vLLM without a connection.
 
     \b
     apr teacher big.gguf --data c.jsonl -o probs --top-k 64
     apr teacher big.gguf --data c.jsonl -o probs --student s.apr --plan
     apr distill --teacher-logprobs probs --student s.apr --config run.toml -o run
+    apr teacher http://localhost:8000 --student s.apr --data c.jsonl -o probs --top-k 20
     apr teacher --student s.apr --data c.jsonl -o probs --prompts p.jsonl
     apr teacher --student s.apr --data c.jsonl -o probs --from-vllm r.jsonl
     """
 
-    file: Annotated[str | None, typer.Argument(metavar="[TEACHER]", help="The teacher model, in any format.")] = None
+    file: Annotated[
+        str | None, typer.Argument(metavar="[TEACHER]", help="The teacher model, in any format, or a server's URL.")
+    ] = None
     data: Annotated[
         list[str],
         typer.Option(

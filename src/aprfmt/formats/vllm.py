@@ -21,6 +21,7 @@ from aprfmt.formats.teacher_files import Answer, TeacherHeader, answer_of
 from aprfmt.io.jsonx import check_size
 from aprfmt.limits import MAX_LIST_BYTES
 from aprfmt.texts.sequences import Windows, pieces_of
+from aprfmt.types import PathLike
 
 _RESOLUTION = float(np.finfo(np.float32).eps)
 """Minimum residual mass: below it, float32 rounding hides the probability of the other ids."""
@@ -64,32 +65,33 @@ class Responses:
                 file.seek(start)
                 _, told, _ = _response(file.readline(MAX_LIST_BYTES + 1), self.path, None)
                 for place, label in zip(piece.places_P, piece.labels_P.tolist(), strict=True):
-                    known = self._parse_prompt_logprobs(told[place - piece.start + 1], label, facts.k, number)
+                    known = parse_position(told[place - piece.start + 1], label, facts.k, number, self.path)
                     columns.append(tuple(np.array([value]) for value in (place, *known)))
         return answer_of(columns, facts)
 
-    def _parse_prompt_logprobs(
-        self, told: Any, label: int, k: int, window: int
-    ) -> tuple[list[int], list[float], list[float], float]:
-        """Parses the `prompt_logprobs` entry `told` of one position.
 
-        Returns the top `k` ids, their log-probabilities (descending), the residual mass in a list of one, and the
-        log-probability of `label`.
-        """
-        try:
-            found = sorted(((int(i), float(entry["logprob"])) for i, entry in told.items()), key=lambda pair: -pair[1])
-            own = dict(found)[label]
-        except (AttributeError, TypeError, ValueError, KeyError):
-            raise CorruptError(
-                f"sequence {window}: the log-probabilities of a position lack its token {label}", path=self.path
-            ) from None
-        if len(found) < k:
-            raise UsageError(
-                f"sequence {window}: the response has {len(found)} ids per position, --top-k requires {k}",
-                hint=f"use --top-k {len(found)}, or set prompt_logprobs={k} in vLLM",
-            )
-        ids, logprobs = [i for i, _ in found[:k]], [value for _, value in found[:k]]
-        return ids, logprobs, [max(_RESOLUTION, 1.0 - math.fsum(map(math.exp, logprobs)))], own
+def parse_position(
+    told: Any, label: int, k: int, window: int, path: PathLike
+) -> tuple[list[int], list[float], list[float], float]:
+    """Parses the log-probabilities `told` of one position: an object with `logprob` for each id.
+
+    Returns the top `k` ids, their log-probabilities (descending), the residual mass in a list of one, and the
+    log-probability of `label`.
+    """
+    try:
+        found = sorted(((int(i), float(entry["logprob"])) for i, entry in told.items()), key=lambda pair: -pair[1])
+        own = dict(found)[label]
+    except (AttributeError, TypeError, ValueError, KeyError):
+        raise CorruptError(
+            f"sequence {window}: the log-probabilities of a position lack its token {label}", path=path
+        ) from None
+    if len(found) < k:
+        raise UsageError(
+            f"sequence {window}: the response has {len(found)} ids per position, --top-k requires {k}",
+            hint=f"use --top-k {len(found)}, or set prompt_logprobs={k} in vLLM",
+        )
+    ids, logprobs = [i for i, _ in found[:k]], [value for _, value in found[:k]]
+    return ids, logprobs, [max(_RESOLUTION, 1.0 - math.fsum(map(math.exp, logprobs)))], own
 
 
 def _key(ids: list[int]) -> bytes:

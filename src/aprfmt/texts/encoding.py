@@ -95,6 +95,10 @@ class Encoder:
                 found.append(self._framed(ids))
         return found
 
+    def plain(self, text: str) -> list[int]:
+        """Ids of a text alone, without begin and end."""
+        return self._tokenizer.encode([text])[0].ids
+
     def _framed(self, ids: Ids, *, is_chat: bool = False) -> Ids:
         plain = ids & ~HIDDEN if is_chat else ids
         if len(ids) and int(plain.max()) >= self.n_ids:

@@ -1,0 +1,268 @@
+"""A teacher behind a server: log-probabilities of the tokens of a prompt, asked for over HTTP.
+
+`FORMS` has the servers that give them, by `owned_by` of /v1/models; others are asked as vLLM:
+
+    vllm       /v1/completions, `prompt_logprobs`
+    sglang     /generate, `input_top_logprobs`
+    llamacpp   /completion, `n_probs` of one token: a request a position, with its label forced by a bias
+
+Failed requests are repeated; a whole answer has a time limit. A token in APR_TEACHER_API_KEY is sent as a bearer token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from aprfmt.errors import AprError, CorruptError, NotFoundError, RefusedError, RunError
+from aprfmt.formats.teacher_files import Answer, TeacherHeader, answer_of
+from aprfmt.formats.vllm import parse_position
+from aprfmt.io.jsonx import check_size
+from aprfmt.limits import MAX_LIST_BYTES
+from aprfmt.texts.sequences import DocumentSpan, Windows, pieces_of
+
+API_KEY = "APR_TEACHER_API_KEY"
+REQUEST_S = 300.0
+"""Time limit of a request, its whole answer included."""
+
+_PAUSES_S = (0.5, 2.0, 8.0)  # before each repetition
+_REQUESTS_AT_ONCE = 8
+_SHOWN_BYTES = 300
+_FORCED = 1e4  # bias of a logit
+_PROBES = (
+    "The quick brown fox jumps over 13 lazy dogs.\n",
+    "def f(x):\n    return {'a': x ** 2, \"b\": [1, 2, 3]}\n",
+    "\u00c9t\u00e9 \u4f60\u597d \u0645\u0631\u062d\u0628\u0627 \U0001f600 \u20ac1,234.56  \t",
+)
+"""Texts whose ids must be the student's."""
+
+Told = Mapping[Any, Any]
+"""Id -> an object with `logprob`: the most likely ids of a position, and its label."""
+
+
+class _RepeatableError(Exception):
+    """A request that may succeed when it is repeated."""
+
+
+class CompletionServer:
+    """A server that is there.
+
+    Attributes:
+        url: without a path.
+        model: its name for the model.
+        kind: which of FORMS.
+        max_tokens: longest prompt with one more token; None if unknown.
+        notes: what could not be checked.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Asks for its models. Raises NotFoundError, RefusedError, RunError, CorruptError."""
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.notes: list[str] = []
+        found = self.ask("/v1/models")
+        try:
+            models = found["data"]
+            names = [str(model["id"]) for model in models if not model.get("parent")]
+            self.model, owner = names[0], str(models[0].get("owned_by"))
+            limit = models[0].get("max_model_len") or (models[0].get("meta") or {}).get("n_ctx_train")
+        except (KeyError, TypeError, IndexError, AttributeError):
+            raise CorruptError("the server's list of models is malformed", path=f"{self.url}/v1/models") from None
+        if len(names) > 1:
+            raise RefusedError(
+                f"the server has several models: {', '.join(names)[:200]}", path=self.url,
+                hint="start a server with the teacher alone",
+            )  # fmt: skip
+        self.kind = owner if owner in FORMS else "vllm"
+        self.max_tokens = limit if isinstance(limit, int) and limit > 2 else None
+
+    @property
+    def digest(self) -> str:
+        """Of what is known of the model."""
+        return hashlib.sha256(f"{self.kind} {self.model}".encode()).hexdigest()
+
+    def check_tokenizer(self, encode: Callable[[str], list[int]]) -> None:
+        """Compares ids of some texts with those of `encode`. Raises RefusedError."""
+        for text in _PROBES:
+            body = {"model": self.model, "prompt": text, "content": text, "add_special_tokens": False}
+            try:
+                found = self.ask("/tokenize", body)
+            except (NotFoundError, RefusedError):
+                self.notes.append("the server cannot tokenize, so that its tokenizer was not compared")
+                return
+            theirs = found.get("tokens") if isinstance(found, dict) else None
+            if theirs != (ours := encode(text)):
+                raise RefusedError(
+                    f"the server's tokenizer differs: {text[:20]!r} is {str(theirs)[:60]}, not {str(ours)[:60]}",
+                    path=self.url, hint="--student must have the tokenizer of the server's model",
+                )  # fmt: skip
+
+    def answers(self, windows: Windows, some: Sequence[int], facts: TeacherHeader) -> Iterator[Answer]:
+        """What the server says of these sequences, in order; several are asked for at a time.
+
+        Raises NotFoundError, RefusedError, RunError, CorruptError.
+        """
+
+        def answer(number: int) -> Answer:
+            columns = []
+            for piece in pieces_of(windows.rows([number]), 0):
+                told = FORMS[self.kind](self, piece, facts.k)
+                for place, label, entry in zip(piece.places_P, piece.labels_P.tolist(), told, strict=True):
+                    known = parse_position(entry, label, facts.k, number, self.url)
+                    columns.append(tuple(np.array([value]) for value in (place, *known)))
+            return answer_of(columns, facts)
+
+        with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+            running: deque[Future[Answer]] = deque()
+            try:
+                for number in some:
+                    running.append(pool.submit(answer, number))
+                    if len(running) > _REQUESTS_AT_ONCE:
+                        yield running.popleft().result()
+                while running:
+                    yield running.popleft().result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def ask(self, path: str, body: Mapping[str, object] | None = None) -> Any:
+        """The JSON value of an answer. Raises NotFoundError (404), RefusedError (400 to 499), RunError."""
+        for pause in (*_PAUSES_S, None):
+            try:
+                return self._ask_once(path, body)
+            except _RepeatableError as error:
+                if pause is None:
+                    raise RunError(
+                        f"the server gave no answer to {path} in {len(_PAUSES_S) + 1} attempts: {error}", path=self.url,
+                        hint="run the same command again: what is complete is kept",
+                    ) from error  # fmt: skip
+                time.sleep(pause)
+        raise AssertionError
+
+    def _ask_once(self, path: str, body: Mapping[str, object] | None) -> Any:
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(API_KEY):
+            headers["Authorization"] = f"Bearer {key}"
+        data = None if body is None else json.dumps(body).encode()
+        until = time.monotonic() + REQUEST_S
+        try:
+            request = urllib.request.Request(self.url + path, data, headers)
+            with urllib.request.urlopen(request, timeout=REQUEST_S) as response:
+                found = _read(response, until)
+            check_size(found)
+            return json.loads(found)
+        except urllib.error.HTTPError as error:
+            raise self._refusal(error, path) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise _RepeatableError(str(getattr(error, "reason", error)) or type(error).__name__) from error
+        except AprError as error:
+            raise _RepeatableError(error.message) from error
+        except (ValueError, RecursionError) as error:
+            raise _RepeatableError(f"its answer is not JSON: {error}") from error
+
+    def _refusal(self, error: urllib.error.HTTPError, path: str) -> Exception:
+        try:
+            said = " ".join(error.read(_SHOWN_BYTES).decode("utf-8", "replace").split())
+        except (OSError, http.client.HTTPException):
+            said = ""
+        words = f"the server answered {error.code} to {path}" + (f": {said}" if said else "")
+        if error.code == 404:
+            hint = "apr asks vLLM, SGLang and llama-server; pass the URL without a path"
+            return NotFoundError(words, path=self.url, hint=hint)
+        if error.code in (401, 403):
+            return RefusedError(words, path=self.url, hint=f"set {API_KEY} to the server's key")
+        if error.code in (408, 429) or error.code >= 500:
+            return _RepeatableError(words)
+        hint = "vLLM gives at most 20 log-probabilities unless it was started with --max-logprobs K; or use --top-k 20"
+        return RefusedError(words, path=self.url, hint=hint)
+
+
+def _read(response: http.client.HTTPResponse, until: float) -> bytes:
+    """The whole body. Raises TimeoutError, OSError, HTTPException."""
+    found = bytearray()
+    while data := response.read1(1 << 16):
+        found += data
+        if time.monotonic() > until:
+            raise TimeoutError(f"the answer was not complete after {REQUEST_S:g} s")
+        if len(found) > MAX_LIST_BYTES:
+            raise OSError(f"the answer has more than {MAX_LIST_BYTES:,} bytes")
+    if response.length:
+        raise http.client.IncompleteRead(bytes(found), response.length)
+    return bytes(found)
+
+
+# --- forms of answers ---
+
+
+def _other_tokens(server: CompletionServer, found: object, sent: Sequence[int]) -> RefusedError:
+    return RefusedError(
+        f"the server read other tokens than those sent: {str(found)[:80]}, not {str([*sent])[:80]}", path=server.url,
+        hint="the server must take prompts of token ids as they are; --student must have its tokenizer",
+    )  # fmt: skip
+
+
+def _malformed(server: CompletionServer, what: str) -> CorruptError:
+    return CorruptError(f"the server's answer has no valid {what}", path=server.url)
+
+
+def _ask_vllm(server: CompletionServer, piece: DocumentSpan, k: int) -> list[Told]:
+    body = {"model": server.model, "prompt": piece.prompt, "prompt_logprobs": k, "max_tokens": 1, "temperature": 0}
+    found = server.ask("/v1/completions", body | {"return_token_ids": True})
+    try:
+        choice = found["choices"][0]
+        told, ids = choice["prompt_logprobs"], choice.get("prompt_token_ids")
+    except (KeyError, TypeError, IndexError, AttributeError):
+        raise _malformed(server, "prompt_logprobs") from None
+    if ids is not None and ids != piece.prompt:
+        raise _other_tokens(server, ids, piece.prompt)
+    if not isinstance(told, list) or len(told) != len(piece.prompt):
+        raise _malformed(server, "prompt_logprobs")
+    return [told[place - piece.start + 1] for place in piece.places_P]
+
+
+def _ask_sglang(server: CompletionServer, piece: DocumentSpan, k: int) -> list[Told]:
+    body = {"input_ids": piece.prompt, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": k}
+    found = server.ask("/generate", body | {"sampling_params": {"max_new_tokens": 1, "temperature": 0}})
+    try:
+        own, top = (found["meta_info"][f"input_{name}logprobs"] for name in ("token_", "top_"))
+        ids = [entry[1] for entry in own]
+        if ids != piece.prompt:
+            raise _other_tokens(server, ids, piece.prompt)
+        places = [place - piece.start + 1 for place in piece.places_P]
+        return [{entry[1]: {"logprob": entry[0]} for entry in (*top[i], own[i])} for i in places]
+    except (KeyError, TypeError, IndexError):
+        raise _malformed(server, "input_top_logprobs") from None
+
+
+def _ask_llama_server(server: CompletionServer, piece: DocumentSpan, k: int) -> list[Told]:
+    found: list[Told] = []
+    for place, label in zip(piece.places_P, piece.labels_P.tolist(), strict=True):
+        # The most likely token is the label then; the log-probabilities are those before the bias.
+        body = {"prompt": piece.ids[: place - piece.start + 1], "n_predict": 1, "n_probs": k, "temperature": 0}
+        answer = server.ask("/completion", body | {"logit_bias": [[label, _FORCED]], "cache_prompt": True})
+        try:
+            told = answer["completion_probabilities"][0]
+            entries = {entry["id"]: {"logprob": entry["logprob"]} for entry in (*told["top_logprobs"], told)}
+        except (KeyError, TypeError, IndexError):
+            raise _malformed(server, "completion_probabilities") from None
+        if told["id"] != label:
+            raise _other_tokens(server, told["id"], [label])
+        found.append(entries)
+    return found
+
+
+FORMS: dict[str, Callable[[CompletionServer, DocumentSpan, int], list[Told]]] = {
+    "vllm": _ask_vllm,
+    "sglang": _ask_sglang,
+    "llamacpp": _ask_llama_server,
+}
+"""Asks for the labelled positions of a piece: the k most likely ids of each, and its label."""
