@@ -125,6 +125,7 @@ VALUES: dict[str, Any] = {
     "embedding_type": "q8_0",
     "pure": True,
     "leave_output": True,
+    "search": True,
     "allow_requantize": True,
     "tokenizer": "folder",
     "no_tokenizer": True,

@@ -157,7 +157,7 @@ def test_a_build_with_other_structures_is_not_called(gguf: Path, monkeypatch: py
         sys.modules[__name__] = package
         """
     )
-    with pytest.raises(MissingDependencyError, match="another llama_context_params"):
+    with pytest.raises(MissingDependencyError, match="different llama_context_params"):
         Llama(gguf)
 
 

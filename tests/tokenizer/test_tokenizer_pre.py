@@ -176,7 +176,7 @@ def test_every_name_that_llama_cpp_knows_has_a_rule() -> None:
     ("steps", "normalizer", "detail"),
     [
         (byte_level({"type": "Whitespace"}, use_regex=True), None, "the nearest is gpt-2: it lacks `type=Whitespace`"),
-        (byte_level(use_regex=True), {"type": "Lowercase"}, "no normaliser Lowercase"),
+        (byte_level(use_regex=True), {"type": "Lowercase"}, "no normalizer Lowercase"),
         (None, None, "no splitting rules"),
     ],
 )

@@ -169,7 +169,7 @@ def test_what_is_no_gguf_of_towers(gemma: Path, qwen: Path, tmp_path: Path) -> N
         aprfmt.import_model(tmp_path / "text.gguf", one, mmproj=tmp_path / "text.gguf")
     with pytest.raises(RefusedError, match="the model already has towers"):
         aprfmt.import_model(gemma, one, mmproj=tmp_path / "mmproj.gguf")
-    with pytest.raises(RefusedError, match="holds towers and projectors, not a language model"):
+    with pytest.raises(RefusedError, match="contains towers and projectors, not a language model"):
         aprfmt.import_model(tmp_path / "mmproj.gguf", one, mmproj=tmp_path / "mmproj.gguf")
     data = (tmp_path / "mmproj.gguf").read_bytes()
     assert data.count(b"gemma3") == 1

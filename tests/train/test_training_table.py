@@ -53,7 +53,7 @@ SHOWN: dict[str, list[str]] = {
         "test_features.py::test_e4m3_on_a_gpu_without_it_is_refused",
     ],
     "a first step longer than": ["test_distill_command.py::test_a_stall_is_a_json_error_with_exit_8"],
-    "GPU utilization below 5 %": ["test_guards.py::test_an_idle_gpu_stops_the_run_and_a_slow_one_warns_once"],
+    "GPU utilization below": ["test_guards.py::test_an_idle_gpu_stops_the_run_and_a_slow_one_warns_once"],
     "a memory peak": ["test_guards.py::test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors"],
     "a non-finite loss or gradient": [
         "test_loop.py::test_a_nan_stops_the_run_and_the_weights_before_it_are_saved",

@@ -3,8 +3,7 @@
 A checkpoint may contain more than the network of its row: vision or audio towers, projectors, MTP layers, poolers,
 training heads. What is extra follows from the names of the row, not from a list of other parts: a module that contains
 none of the row's names is another part. Inside the network the rules are stricter: an unknown tensor in one of its
-modules
-or layers, or next to them, does not mean another part but the wrong row.
+modules or layers, or next to them, does not mean another part but the wrong row.
 """
 
 from __future__ import annotations

@@ -144,8 +144,7 @@ def converter_value(key: str, kind: str, value: object) -> object:
     """A GGUF value for a converter: unchanged, but of the kind's type. Raises CorruptError.
 
     A list for a single number is the common value of its items; a number may replace a list, as in llama.cpp, and a
-    list of
-    flags the period of layers.
+    list of flags the period of layers.
     """
     value = plain_value(key, value)
     inner = kind.removesuffix("[]")

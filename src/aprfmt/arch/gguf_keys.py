@@ -195,8 +195,7 @@ _ATTENDS = (".attn_k.weight", ".attn_kv_a_mqa.weight", ".attn_qkv.weight")
 
 def _kinds_of(loader: Loader, shapes: Mapping[str, Shape], own: int | None) -> set[str] | None:
     """The kinds of the network's `own` layers in its tensors, "attention" and "recurrent"; None for a family with one
-    kind, or a
-    file with MTP layers only.
+    kind, or a file with MTP layers only.
     """
     weights = [name for name in loader.known if name.endswith(".weight")]  # every loader knows the scales of ssm_in
     if not any(part in name for name in weights for part in _RECURRENT):

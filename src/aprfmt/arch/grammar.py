@@ -109,8 +109,7 @@ def holds(condition: str, look_up: Callable[[str], object]) -> bool:
     """Whether `condition` holds, where `look_up` returns the value of a word.
 
     `word` holds unless it is absent, false, 0 or empty. `word=value` holds for a list that contains the value, and for
-    anything
-    else with that spelling.
+    anything else with that spelling.
     """
     return any(
         all(_is_true(look_up(word), value) is not negated for word, value, negated in facts)
@@ -407,8 +406,7 @@ def factor_names(arch: Architecture) -> frozenset[str]:
 
 def _padding_names(arch: Architecture) -> set[str]:
     """The config keys without a GGUF counterpart that say where its tensors have rows of zeros, or how many tensors a
-    checkpoint
-    combines.
+    checkpoint combines.
     """
     sizes = {size for row in arch.tensors for size in (row.lead, row.trail, row.count) if size}
     padding = {word for size in sizes for word in size_words(size)}

@@ -18,8 +18,7 @@ def repeats_embedding(gguf: str, has_tied_head: bool, extra: Mapping[str, object
     """Whether a GGUF of the architecture `gguf` stores a tied head as a separate tensor.
 
     Some loaders require one. So does a T5 with a tied head whose logits are not scaled by d_model: without one,
-    llama.cpp
-    scales them.
+    llama.cpp scales them.
     """
     return needs_head(gguf) or (has_tied_head and extra.get("scale_decoder_outputs") is False)
 
@@ -58,7 +57,7 @@ HEADS: tuple[Head, ...] = (
 
 EVEN_HEADS = frozenset(
     (
-        "arcee", "deepseek_v2", "eurobert", "gemma2", "gemma3_text", "gemma3n_text", "hrm_text", "internlm3",
+        "arcee", "deepseek_v2", "eurobert", "exaone", "gemma2", "gemma3_text", "gemma3n_text", "hrm_text", "internlm3",
         "iquestcoder", "jais2", "llama", "minicpm3", "muse_glimmer_text", "pocket_tts",
     )
 )  # fmt: skip
@@ -66,8 +65,7 @@ EVEN_HEADS = frozenset(
 
 MODULE_KEYS = re.compile(r"pooling|dense_[1-9]_(in|out|bias)|other_modules")
 """Names of hyper-parameters from module files of a repository, never config.json: pooling, and the widths of the linear
-layers
-after it.
+layers after it.
 """
 
 MODULE = re.compile(r"[1-9]_\w+\.")

@@ -1,8 +1,7 @@
 """Hyper-parameters: one engine reads and writes them as config.json, GGUF keys and APR metadata.
 
 A row's `keys` say which spellings mean the same number, its converters convert values that differ. Every reader fills
-one
-Hyperparams, every writer reads it:
+one Hyperparams, every writer reads it:
 
     config.json   each key by its spellings, else the row's default; `normalize` (what needs all keys), then `fill`
     GGUF          sizes first, since per-head and per-layer values need them; then the rest; then `fill`

@@ -98,8 +98,7 @@ FIELDS: tuple[HparamField, ...] = (
     HparamField("vocab_size", "vocab_size", ("vocab_size",), ("n_vocab",)),
 )  # fmt: skip
 """The typed numbers of APR metadata, in the order of llama.cpp's converter: the single table of their spellings, from
-which rows
-take their keys (blocks/decoder.py).
+which rows take their keys (blocks/decoder.py).
 """
 
 FIELD = {f.name: f for f in FIELDS}

@@ -17,8 +17,7 @@ _LISTS = {
 
 def layer_sizes(h: Hyperparams, layer: int) -> dict[str, int]:
     """The size words of this layer: every per-layer integer list of the config, and `heads`, `kv_heads` and `ffn` if
-    they differ
-    between layers; `{}` for most networks.
+    they differ between layers; `{}` for most networks.
     """
     listed = {key: value[layer] for key, value in h.extra.items() if isinstance(value, list) and layer < len(value)}
     words = {key: item for key, item in listed.items() if type(item) is int and item >= 0}

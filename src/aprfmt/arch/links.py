@@ -338,8 +338,7 @@ def _both_sides(
     """The shapes of both sides: of the tensors that are present, else from the row's dims.
 
     If the GGUF side is one tensor without dims of its own, each side follows from the other, so that a shape that
-    contradicts
-    the hyper-parameters shows up as a difference of the two sides, not here.
+    contradicts the hyper-parameters shows up as a difference of the two sides, not here.
     """
     per_name = len(hf) // len(row.hf)
     dims = row.dims * len(row.hf)  # one for all names, or one each
@@ -389,8 +388,7 @@ def find_link(arch: Architecture, h: Hyperparams, name: str, shapes: Mapping[str
     """The link of tensor `name`; of alternatives the first whose tensors on `side` are all in `shapes`.
 
     Of alternatives with the same names, the one whose dimensions the tensor has. None if the family has no such tensor.
-    Raises
-    RefusedError as link_of does.
+    Raises RefusedError as link_of does.
     """
 
     def is_whole(m: Match) -> bool:

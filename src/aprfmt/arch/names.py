@@ -162,8 +162,7 @@ _TORCH_WRAPPERS = re.compile(
 
 def ways_to_spell(arch: Architecture, name: str) -> Iterator[str]:
     """`name`, then its possible spellings in the table: bare models and wrappers use other prefixes, and names saved
-    with PyTorch's
-    own wrappers contain theirs.
+    with PyTorch's own wrappers contain theirs.
     """
     yield name
     if (plain := _TORCH_WRAPPERS.sub("", name)) != name:
@@ -314,10 +313,8 @@ def check_tensors(arch: Architecture, hparams: Hyperparams, names: Collection[st
     """Compares the Hugging Face `names` with those that the network needs.
 
     Raises UnmappedError for an unknown name (with the most similar known one), RefusedError for missing tensors and for
-    layers
-    and experts beyond their number. A tied head, biases without their config flag and buffers are optional. A tensor
-    may have
-    its GGUF name (see aprfmt.canonical).
+    layers and experts beyond their number. A tied head, biases without their config flag and buffers are optional. A
+    tensor may have its GGUF name (see aprfmt.canonical).
     """
     depths = _depths(arch, hparams, names)
     # Thousands of names share a layer and a row: results for these are cached.

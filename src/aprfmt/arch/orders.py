@@ -187,8 +187,7 @@ MIRROR = "mirror"
 
 UNIT_COLUMNS = "unit_columns"
 """The map that divides each column of a matrix by its norm, which cannot be reversed; in a table row the config.json
-key after a
-colon enables it.
+key after a colon enables it.
 """
 
 

@@ -121,8 +121,7 @@ def with_layers(config: dict[str, object], mapping: object) -> dict[str, object]
     """`config`, made from a tower GGUF, with language model layers from the `mapping` of its GGUF.
 
     Such a GGUF numbers the projectors, and its config has these numbers in place of layers. Raises RefusedError for a
-    mapping
-    of other projectors.
+    mapping of other projectors.
     """
     if MAP not in config:
         return config

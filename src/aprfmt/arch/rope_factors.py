@@ -147,10 +147,8 @@ def infer_llama3(
     """A scaling dict that yields these factors; None if none does.
 
     Low and high frequency factors and the context can be scaled together without effect. As in most models, low and
-    high are
-    assumed to be 1 and 4, or 1 and 1, as in Llama 4, and the context the `known` one, 8192, or another power of two; if
-    none of
-    these matches, the context is `known` or 8192, and both factors follow.
+    high are assumed to be 1 and 4, or 1 and 1, as in Llama 4, and the context the `known` one, 8192, or another power
+    of two; if none of these matches, the context is `known` or 8192, and both factors follow.
     """
     if len(factors) * 2 != head_dim or not factors or not all(map(math.isfinite, factors)) or max(factors) <= 1:
         return None
@@ -175,8 +173,7 @@ def _fitted_llama3(
     """Candidates (low, high, context) for the factors, from the line through those between 1 and the largest.
 
     There 1 / factor is linear in 1 / wavelength. One such factor, or none, leaves a choice of lines: those that start
-    between
-    it and the next are tried.
+    between it and the next are tried.
     """
     largest = max(factors)
     waves = [2 * math.pi * theta ** (2 * i / head_dim) for i in range(len(factors))]

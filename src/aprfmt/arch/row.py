@@ -318,8 +318,7 @@ class Tower(Architecture):
 @light_dataclass(frozen=True, slots=True)
 class Wrapper:
     """A network around a language model of the table: one with vision, audio or speech. Its config.json has a nested
-    config of the
-    language model, which decides the row.
+    config of the language model, which decides the row.
 
     Attributes:
         hf_class, model_type: of the whole; "" if published configs have none.

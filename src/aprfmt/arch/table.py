@@ -54,10 +54,8 @@ def find(
     """The row of a class name, else a model type, else a GGUF architecture; None if all are unknown.
 
     `config` (a config.json) decides between rows that share a class. `part_class` and `part_type` are the class and the
-    model
-    type of the nested language model config of a wrapper: they take precedence over the wrapper's, and if they are
-    unknown,
-    the result is None.
+    model type of the nested language model config of a wrapper: they take precedence over the wrapper's, and if they
+    are unknown, the result is None.
     """
     wrapper = wrapper_of(hf_class, model_type)
     for key, field in (
@@ -115,8 +113,7 @@ def _names() -> Iterator[str]:
 
 def find_gguf(kv: Mapping[str, object], tensor_names: Collection[str] | None = None) -> Architecture | None:
     """The row of a GGUF with these key-value pairs; of rows that share a name, the one whose `when` holds, and of
-    several the one
-    with most conditions.
+    several the one with most conditions.
     """
     name = kv.get("general.architecture")
     rows = [row for row in LISTED.values() if row.gguf == name]

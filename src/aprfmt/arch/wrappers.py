@@ -1,8 +1,7 @@
 """Wrappers: networks that contain a language model of the table besides towers, projectors and codecs. Data only.
 
 If a config.json has a nested config for the language model (arch.converter.language_part), that decides the row,
-whether
-the wrapper is listed here or not. The list covers names, and what the nested config does not state.
+whether the wrapper is listed here or not. The list covers names, and what the nested config does not state.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ PER_LAYER = frozenset(
     )
 )
 """config.json keys whose value may be a list, or a string of letters, with one item per layer. Lists under the name of
-a
-scalar of the network (`num_key_value_heads`) count too.
+a scalar of the network (`num_key_value_heads`) count too.
 """
 
 NUMBERS = frozenset(
@@ -120,8 +119,7 @@ def relayered(models: Sequence[Canonical], layers: Sequence[SourceLayer]) -> Can
     """The first of `models` with `layers` instead of its own, each given as (model, layer).
 
     Tensors outside the layers, the tokenizer and everything else come from the first model. MTP layers after the last
-    layer
-    remain after the last layer. All models must have the same row and dequantization.
+    layer remain after the last layer. All models must have the same row and dequantization.
 
     Raises:
         UsageError: no layers, or one that its model does not have.

@@ -1,8 +1,7 @@
 """Tensors of a tower's GGUF that a checkpoint does not store: computed from a formula or from other tensors.
 
 A row's `made` gives the name of a function in MADE and, after a colon, its arguments: names of a checkpoint's tensors
-or
-modules, with `{n}` for the layer, or sizes. They cannot be reversed: an imported GGUF keeps them under their GGUF
+or modules, with `{n}` for the layer, or sizes. They cannot be reversed: an imported GGUF keeps them under their GGUF
 names.
 """
 

@@ -66,8 +66,7 @@ def decompose(delta: Array, rank: int) -> tuple[Array, Array, Array]:
     """A [rank, in], B [out, rank] and the singular values of the best approximation of `delta` [out, in], float64.
 
     A small rank of a large matrix uses a random projection with power iterations (Halko, Martinsson, Tropp: Finding
-    structure
-    with randomness, 2011), always with the same seed.
+    structure with randomness, 2011), always with the same seed.
     """
     import numpy as np
 

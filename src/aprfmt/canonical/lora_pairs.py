@@ -2,10 +2,8 @@
 
 Weights have Hugging Face names, or llama.cpp names where one GGUF tensor combines several of a checkpoint;
 `canonical.lora` converts between them. Shapes are the same everywhere: A [rank, in], B [out, rank], preceded by the
-number
-of matrices for a stack. For an embedding `in` is the vocabulary, as if it were a layer that reads one-hot rows; its
-weight
-is then stored transposed.
+number of matrices for a stack. For an embedding `in` is the vocabulary, as if it were a layer that reads one-hot rows;
+its weight is then stored transposed.
 """
 
 from __future__ import annotations

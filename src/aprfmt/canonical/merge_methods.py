@@ -4,12 +4,10 @@ Everything is computed in float32. What a method needs to know of a whole weight
 memory: dot product and norms for slerp; for TIES the exact k-th largest magnitude: a sample brackets it, one pass
 collects the values in between, and if there are too many or the sample misled, one pass counts the upper 15 bits of the
 floats and a second one the lower 16 of those that share the threshold's; sums of magnitudes if a delta is rescaled. A
-pass
-is divided into chunks, which the threads that need the weight share.
+pass is divided into chunks, which the threads that need the weight share.
 
 What DARE drops depends only on seed, weight, model and element (PCG64DXSM, which can be advanced to any position), not
-on
-the number of threads or the size of chunks.
+on the number of threads or the size of chunks.
 
 Sources: TIES-Merging (Yadav et al., 2023), Language Models are Super Mario (DARE; Yu et al., 2023), Editing Models with
 Task Arithmetic (Ilharco et al., 2022), Animating Rotation with Quaternion Curves (slerp; Shoemake, 1985).
@@ -53,8 +51,7 @@ _PARALLEL = 0.9995
 _SAMPLE = 1 << 17
 _MARGIN = 6
 """Margin on either side of the sample's threshold, in units of the square root of its size: a dozen standard deviations
-of a
-fair sample, since neighbouring values are similar.
+of a fair sample, since neighbouring values are similar.
 """
 
 _MOST_CANDIDATES = 1 << 22

@@ -181,10 +181,8 @@ def with_adapters(
     """`c` with each adapter merged at its weight, and a sentence per loss.
 
     With `keep` weights keep their dtype; quantized ones are quantized again, and `errors` records what that changes;
-    else they
-    become F32. Raises RefusedError for an adapter that changes weights that `c` does not have, and for blocks that
-    cannot be
-    encoded.
+    else they become F32. Raises RefusedError for an adapter that changes weights that `c` does not have, and for blocks
+    that cannot be encoded.
     """
     row = c.arch
     if row is None:

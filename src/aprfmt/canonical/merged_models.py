@@ -1,9 +1,8 @@
 """A model whose weights are computed from those of several models, a chunk at a time, while they are read.
 
 All inputs are brought into Hugging Face order first, so a folder can be merged with a GGUF, and the result does not
-depend
-on the containers. A weight keeps the dtype of the first model; of quantized blocks those whose values changed are
-quantized again, row by row.
+depend on the containers. A weight keeps the dtype of the first model; of quantized blocks those whose values changed
+are quantized again, row by row.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ class LayerSlice:
 
 Ruling = Callable[[int, str, Sequence[str], float], MergeRule]
 """(index of the slice, name of the weight in the result, its names in the inputs, position in the slice from 0 to 1) ->
-the
-merge rule.
+the merge rule.
 """
 
 
@@ -300,12 +298,10 @@ def combined(
 
     Tensors before the layers are merged from the inputs of the first slice, those after them from the last. With `keep`
     weights keep the dtype of the first model, else they become F32. With `pad_vocab`, rows of embedding and head that a
-    model
-    lacks are taken from the first one, and rows beyond the first one's are left out.
+    model lacks are taken from the first one, and rows beyond the first one's are left out.
 
     Raises RefusedError for models of different networks, with the weight in which they differ, and for blocks that
-    cannot be
-    encoded; and as relayered.
+    cannot be encoded; and as relayered.
     """
     _check_architectures(models)
     models, notes = _under_one_set_of_names(models)

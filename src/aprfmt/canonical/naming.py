@@ -35,12 +35,10 @@ def name_tensors(
     decoding: Decoding = AS_STORED,
 ) -> tuple[dict[str, CanonicalTensor], dict[str, CanonicalTensor], dict[str, str]]:
     """The network's tensors in the order of `model`, by Hugging Face name (their own without a `row`); the extra
-    tensors, those in
-    `extra_names`; and source tensors that duplicate the bytes of another one, with its name.
+    tensors, those in `extra_names`; and source tensors that duplicate the bytes of another one, with its name.
 
     Raises UnmappedError for a name that the family does not have, RefusedError for two tensors of one name and for
-    dimensions
-    that contradict the tensors.
+    dimensions that contradict the tensors.
     """
     if row is None and find_part(model, row) == ADAPTER:
         extra_names = {*model.tensors}

@@ -249,8 +249,7 @@ def packing(
     dtype.
 
     Sets `h`'s quantization_config to the folder's, and removes it if the weights are dequantized. Raises RefusedError
-    for
-    weights that look quantized but are not supported, unless they are kept unmapped.
+    for weights that look quantized but are not supported, unless they are kept unmapped.
     """
     if model.convention == "gguf":
         return Packing()
@@ -316,11 +315,9 @@ def packed_weights(
     """The quantized weights among `tensors`, in their order; anything that is not in `parts` is an ordinary tensor.
 
     They are dequantized to `dtype`, if given, except those whose first part is in `extra_names`. `config` is
-    config.json, see
-    `with_hf_quant` for hf_quant_config.json. Shapes, groups and orders are checked here, values are read later. Raises
-    RefusedError with scheme, tensor and hint for an unsupported scheme, a missing part, or parts that contradict each
-    other or
-    the config.
+    config.json, see `with_hf_quant` for hf_quant_config.json. Shapes, groups and orders are checked here, values are
+    read later. Raises RefusedError with scheme, tensor and hint for an unsupported scheme, a missing part, or parts
+    that contradict each other or the config.
     """
     settings = settings_of(config)
     if settings is None:

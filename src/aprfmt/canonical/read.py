@@ -52,8 +52,8 @@ def canonical(
     """Reads `model` into canonical form; `arch` names a row of the architecture table to use instead of detection.
 
     `decoding` controls quantized weights, `base` is the base model of an adapter. Raises UnmappedError for an
-    architecture or
-    tensor without a row, naming the nearest known one, and for adapters what canonical.adapter.read_adapter raises.
+    architecture or tensor without a row, naming the nearest known one, and for adapters what
+    canonical.adapter.read_adapter raises.
     """
     if is_adapter(model) and (found := _adapter(model, base, allow_unmapped)) is not None:
         return found

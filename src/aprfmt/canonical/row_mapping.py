@@ -464,8 +464,7 @@ def mxfp4_tensor(sources: Sequence[TensorSource], mapping: RowMapping, position:
     """MXFP4 rows of the GGUF from values and scales, or the values or the scales from the rows.
 
     Values are bytes [..., n / 32, 16] or [..., n / 2], scales [..., n / 32]; first all the values, then their scales in
-    the
-    same order. The rows of all `after` tensors are theirs in order.
+    the same order. The rows of all `after` tensors are theirs in order.
     """
     half = len(mapping.before) // 2
     matrices = tuple(map(_mxfp4_matrix, mapping.before[:half], mapping.before[half:]))

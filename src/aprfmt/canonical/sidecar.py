@@ -137,8 +137,7 @@ def corrections(tensors: Mapping[str, CanonicalTensor], links: Sequence[Link]) -
     """What is needed besides a GGUF with these weight mappings to restore an `.apr` bit by bit.
 
     `x + 1` and `-exp(x)` round, and rows that a GGUF cannot store are cut. The inverse differs from the original in a
-    few last
-    bits; the differences of the stored integers compress to almost nothing.
+    few last bits; the differences of the stored integers compress to almost nothing.
     """
     out: Corrections = {}
     for link in links:

@@ -33,8 +33,7 @@ def read_rows(sources: Sequence[TensorSource], ends: Array, part: Array, row_byt
     """The rows `part` of all concatenated sources; `ends` are the rows at which the sources end.
 
     Rows that are close together in one source are read in one call with the rows in between, and picked from that;
-    otherwise
-    each run of neighbours is a separate read.
+    otherwise each run of neighbours is a separate read.
     """
     import numpy as np
 

@@ -2,8 +2,7 @@
 
 Importance is judged by weight magnitudes: channels of the hidden state by their embedding, neurons of an MLP by the
 product of the norms of their vectors, heads by the norm of their part of the output projection; groups of heads that
-share
-keys and values by the sum of that times the norm of their values. The head size is unchanged.
+share keys and values by the sum of that times the norm of their values. The head size is unchanged.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from aprfmt import formats
 from aprfmt.cli.complete import complete_architecture
 from aprfmt.cli.inspect_text import show
 from aprfmt.cli.options import BaseOption, FilterOption, ModelArgument
-from aprfmt.cli.output import out, pairs, plain, printable, progress_bar, table, width
+from aprfmt.cli.output import out, pairs, plain, printable, progress_bar, table, width, wrapped
 from aprfmt.errors import ChangedError, CorruptError, UnsupportedError, UsageError
 from aprfmt.text import format_bytes, format_shape, name_filter
 
@@ -215,7 +215,7 @@ def _validation(found: Validation, min_score: int) -> Iterator[str]:
     goal = f", below the minimum of {min_score}" if found.score < min_score else ""
     yield f"{out.style(word, style)}, score {found.score} of 100{goal}"
     if not found.protected:
-        yield (
+        yield from wrapped(
             "no checksum covers the weights: a flipped bit goes undetected. Compare with the publisher's digest "
             "(--sha256 HEX), or keep the model as .apr"
         )

@@ -1,8 +1,7 @@
 """MLX's affine quantization: groups of unsigned codes, each with a scale and a bias, in three tensors; numpy only.
 
 A value is `scale * code + bias`, in the dtype of scale and bias, rounded after each of the two steps as MLX does. Codes
-of
-2 to 8 bits are packed contiguously into 32-bit words, lowest bits first. Quantization is bit-equal to `mx.quantize`.
+of 2 to 8 bits are packed contiguously into 32-bit words, lowest bits first. Quantization is bit-equal to `mx.quantize`.
 """
 
 from __future__ import annotations
@@ -124,8 +123,7 @@ def quantized(name: str, dtype: str, scheme: Affine, values: Callable[[int], Ite
     """The PARTS of a weight: `values` yields its stored bytes in `dtype`, in rows that consist of whole groups.
 
     Scales and biases are stored in `dtype`. Producing them raises RefusedError, which calls the weight `name`, for
-    groups
-    without a finite scale.
+    groups without a finite scale.
     """
     size = DTYPES[dtype].block_bytes
     unit = scheme.group_size * size
@@ -210,8 +208,7 @@ def fitting_blocks(bits: int, parts: Iterable[tuple[Array, Array]]) -> tuple[str
     """The GGML type for codes of `bits` bits with these scales and biases, and the change from rounding them to F16.
 
     The change is that of a value, relative to the largest that its group can represent. None if the type cannot store a
-    bias,
-    or a change exceeds MOST_CHANGE. `parts` are float32 or float64, and finite.
+    bias, or a change exceeds MOST_CHANGE. `parts` are float32 or float64, and finite.
     """
     import numpy as np
 
@@ -246,8 +243,7 @@ def regrouped(name: str, dtype: str, values: Callable[[int], Iterable[Item]]) ->
     """The PARTS of a weight of GGML blocks, with groups of 32 and scales in F16, exactly.
 
     `dtype` is one of BITS_OF_BLOCKS, `values` yields the blocks. Producing them raises RefusedError, which calls the
-    weight
-    `name`, if a bias overflows.
+    weight `name`, if a bias overflows.
     """
     unit, bits = DTYPES[dtype].block_bytes, BITS_OF_BLOCKS[dtype]
 

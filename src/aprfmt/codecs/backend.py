@@ -155,8 +155,7 @@ def libraries() -> Iterator[GgmlLibrary]:
     """The installed libraries, each opened on demand; `absence` tells why none is found.
 
     That of llama-cpp-python comes first: if the process has already loaded another libggml of the same name, the
-    system's
-    loader gives that one to llama_cpp, whose import then fails for missing symbols.
+    system's loader gives that one to llama_cpp, whose import then fails for missing symbols.
     """
     for package in PACKAGES:
         found = _find(package)

@@ -1,9 +1,8 @@
 """GGML blocks without libggml: numpy code if faster or the only implementation, gguf-py for the rest.
 
 `stored` is uint8 [n, block_bytes], `values` float32 [n, block]; the target is filled in place. Encoders take finite
-values
-and yield the bytes of llama.cpp's ggml-quants.c: they compute in float32 like it, with the inverse of the scale rounded
-before the multiplication; if a scale is so small that its inverse is infinite, every code is 0.
+values and yield the bytes of llama.cpp's ggml-quants.c: they compute in float32 like it, with the inverse of the scale
+rounded before the multiplication; if a scale is so small that its inverse is infinite, every code is 0.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ A quantized weight is a matrix of small codes in one stored tensor, with scales 
 columns)
 in others. The decoders are pure: they check the tensors against each other and the settings, and yield float32 tile by
 tile, so memory stays small. Values follow the schemes' own definitions; where their kernels differ, the exact product
-is
-used.
+is used.
 """
 
 from __future__ import annotations

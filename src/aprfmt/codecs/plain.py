@@ -1,15 +1,13 @@
 """Plain dtypes: IEEE floats, bfloat16, 8-bit floats, integers, booleans. Arrays are 1-d and little-endian.
 
 Casts run on several backends, with equal bytes. Rounding is to nearest, ties to even; overflow becomes infinity, in
-E4M3,
-which has no infinities, the largest value. A NaN keeps its sign and is quiet: F16 and BF16 keep its top mantissa bits,
-in
-8-bit floats it is the code of all ones, as in torch. BF16 is the upper half of a float32, so widening is exact.
+E4M3, which has no infinities, the largest value. A NaN keeps its sign and is quiet: F16 and BF16 keep its top mantissa
+bits, in 8-bit floats it is the code of all ones, as in torch. BF16 is the upper half of a float32, so widening is
+exact.
 
 16-bit floats are handled as their codes, u2 arrays. A table maps the 65,536 codes of BF16 to 8-bit floats; a float32 is
 first cut to BF16 with the last bit set if anything was cut off ("round to odd"): with four spare bits the second
-rounding
-is then equal to rounding once.
+rounding is then equal to rounding once.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ from aprfmt.types import Array
 
 Overflow = Callable[[int], None] | None
 """Called with the number of finite values that became infinite; for E4M3 the number of values, infinities included,
-that
-became its largest.
+that became its largest.
 """
 
 _Kernel = Callable[[Array, Array], None]
@@ -88,8 +85,7 @@ def encode(dtype: str, values: Array, overflow: Overflow = None) -> Array:
     """Encodes 1-d float `values` as `dtype`, one of ENCODABLE.
 
     F64 is converted to BF16 and 8-bit floats through float32. `overflow` is called with the number of finite values
-    that
-    became infinite, or E4M3's largest value.
+    that became infinite, or E4M3's largest value.
     """
     source = values.dtype.str
     if source == DTYPES[dtype].numpy:

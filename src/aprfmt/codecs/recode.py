@@ -58,9 +58,8 @@ def decode(dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: str | No
     """Decodes a tensor, row-major. Plain dtypes are a view of `data`, without a copy.
 
     BF16, 8-bit floats and quantized dtypes become float32, BOOL becomes bool. `tensor` names it in errors. Dims beyond
-    the
-    eighth, which an APR drops, are restored as one. Raises CorruptError if the length does not match dtype and shape,
-    LimitError for dims beyond any array, UnsupportedError without a decoder.
+    the eighth, which an APR drops, are restored as one. Raises CorruptError if the length does not match dtype and
+    shape, LimitError for dims beyond any array, UnsupportedError without a decoder.
     """
     row = DTYPES[dtype]
     shape = _array_shape(row, data, shape, tensor)
@@ -178,16 +177,12 @@ def recode_jobs(
     """Converts a tensor to another dtype, as jobs of about 1 MiB that may run in parallel.
 
     Blocks go through float32, F64 directly to the target. Rows that the target's blocks do not divide are padded with
-    zeros
-    for the K-quants of an APR. `weights` [matrices * cols], float32, are column importances for GGML targets. AprQ8 as
-    target
-    calls `items` twice.
+    zeros for the K-quants of an APR. `weights` [matrices * cols], float32, are column importances for GGML targets.
+    AprQ8 as target calls `items` twice.
 
     Raises UsageError for a shape or dtype that cannot be written, MissingDependencyError for block types that need
-    libggml,
-    both immediately; while iterating CorruptError if `items` yields too few or too many bytes; in the jobs RefusedError
-    for
-    values that blocks cannot represent.
+    libggml, both immediately; while iterating CorruptError if `items` yields too few or too many bytes; in the jobs
+    RefusedError for values that blocks cannot represent.
     """
     src, dst = DTYPES[src_dtype], DTYPES[dst_dtype]
     if src is dst:

@@ -17,8 +17,7 @@ class SplitStream:
     """The parts of a stream, all computed from the same piece.
 
     The first part is written first. The others of a piece are kept until they are written, and recomputed if a missing
-    piece
-    is requested.
+    piece is requested.
 
     Attributes:
         unit: bytes of the stream that are processed together; the last unit may be shorter.

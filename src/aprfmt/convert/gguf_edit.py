@@ -79,8 +79,7 @@ def edit(
     Existing keys keep type and position; `types` gives those of new ones (see TYPES).
 
     Raises UsageError for a key that llama.cpp does not know, or a value of the wrong type; RefusedError if llama.cpp
-    would
-    refuse the result.
+    would refuse the result.
     """
     native = model.native_as(GgufNative)
     assert native is not None

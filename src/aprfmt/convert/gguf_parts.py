@@ -40,8 +40,7 @@ def split_gguf(
     """The parts of a GGUF, none larger than `max_bytes` unless the keys or a single tensor are.
 
     All keys go into the first part; each has split.no, split.count and split.tensors.count, as in gguf-split. A model
-    that fits
-    into one file is not split. Raises as gguf_write.layout, RefusedError for too many parts.
+    that fits into one file is not split. Raises as gguf_write.layout, RefusedError for too many parts.
     """
     whole = FileLayout(name, gguf_write.layout(keys, tensors, alignment=alignment))
     if whole.n_bytes <= max_bytes:

@@ -24,9 +24,8 @@ def open_checked(path: PathLike, *, reopens: bool = True) -> Iterator[tuple[Mode
     `reopens`: whether the output is opened again; a package may be recognized by a name that it does not have yet.
 
     The check raises ChecksumError if a checksum of the container does not match, ChangedError if one of the files that
-    the
-    block opened has changed since, RefusedError if the output cannot be read back. Data streamed meanwhile is not read
-    again.
+    the block opened has changed since, RefusedError if the output cannot be read back. Data streamed meanwhile is not
+    read again.
     """
     with watch_opened() as opened, formats.open(path) as model:
         if model.convention == "apr":

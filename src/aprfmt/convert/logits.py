@@ -94,8 +94,7 @@ def tolerance(dtypes: Collection[str], *, same_weights: bool, packed_bits: float
     """The maximum relative error of llama.cpp's logits, from the dtypes of the matrices.
 
     `same_weights`: whether the other side computes with the same quantized weights; `packed_bits`: bits per value of
-    the
-    quantized checkpoint from which the matrices were dequantized.
+    the quantized checkpoint from which the matrices were dequantized.
     """
 
     def of(name: str) -> float:

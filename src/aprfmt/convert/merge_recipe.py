@@ -129,8 +129,7 @@ class MergeRecipe:
         """The merge rule of the weight `name` in slice `number`; `names` are its names in the inputs.
 
         `place` is the position of its layer in the slice, from 0 to 1. Raises UsageError for missing parameters and
-        impossible
-        values.
+        impossible values.
         """
         part = self.parts[number]
         common = (part.parameters, self.parameters)

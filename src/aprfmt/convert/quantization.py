@@ -338,8 +338,7 @@ def with_apr_names(
     """`c` and its targets for an `.apr`, from the targets `chosen` for the tensors `side` of a GGUF.
 
     Tensors keep their Hugging Face names if the GGUF's blocks can be reordered without dequantization, as in an import
-    of that
-    GGUF; the others get their GGUF names.
+    of that GGUF; the others get their GGUF names.
     """
     row = c.arch
     if row is None:

@@ -26,8 +26,7 @@ class QuantizedGroup(TypedDict):
     """Tensors of one role in neighbouring layers, whose types were chosen for a target.
 
     `layers` is "" outside of layers; `dtypes` counts tensors, `error` is their mean relative squared error, `share`
-    their part
-    of the predicted KL divergence.
+    their part of the predicted KL divergence.
     """
 
     role: str

@@ -364,8 +364,7 @@ def overlay(base: Mapping[str, S], then: Mapping[str, T], now: Mapping[str, T]) 
     """`base` with the keys changed that differ between `then` and `now`.
 
     `base` is the source file's, `then` what this package derives from it, `now` what it derives after the user's edits:
-    so
-    edits take effect, and keys that are not modelled keep the source's value.
+    so edits take effect, and keys that are not modelled keep the source's value.
     """
     out: dict[str, S | T] = dict(base)
     for key, value in now.items():

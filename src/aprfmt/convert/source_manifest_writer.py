@@ -110,8 +110,7 @@ class ManifestWriter:
     """Collects the files of the source of `c` and their literals, then returns the JSON value.
 
     `stored` returns the dtype of tensors that the `.apr` stores in fewer bytes than the source. The files get digests
-    of the
-    `kind`, if any; that of a streamed file is known only at the end, see deferred_digests.
+    of the `kind`, if any; that of a streamed file is known only at the end, see deferred_digests.
     """
 
     def __init__(
@@ -337,10 +336,8 @@ def manifest_of_source(
     """The manifest that restores the source files byte for byte, or None.
 
     `stored` returns the dtype of tensors that are stored in fewer bytes than in the source. The files get digests of
-    the `kind`,
-    if any, while they are streamed; the file with the manifest uses `deferred_digests`. If tensors or the tokenizer are
-    changed,
-    a folder's manifest still has its other files.
+    the `kind`, if any, while they are streamed; the file with the manifest uses `deferred_digests`. If tensors or the
+    tokenizer are changed, a folder's manifest still has its other files.
     """
 
     def keeps(name: str) -> bool:

@@ -32,8 +32,7 @@ _CONFIG = "config.json"
 PREPROCESSOR_FILE = "preprocessor_config.json"
 _FILES = ((PREPROCESSOR_FILE, "media_proc_cfg"), ("processor_config.json", "image_processor"))
 """Files with preprocessing settings, and the nested object that is merged into the top level; of two files with the
-same key the
-later wins.
+same key the later wins.
 """
 
 OF_BOTH = ("feature_extractor",)

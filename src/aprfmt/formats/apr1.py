@@ -10,8 +10,7 @@ The payload is opaque here: only the program that saved it knows the struct.
 
 The metadata is a map with string keys: its fields have a fixed order and contain float32 or float64. It needs msgpack
 1.2.4: older versions allocate lists of the length that a file claims, at each of up to 1,024 levels, before they see
-the
-elements.
+the elements.
 
 A payload encrypted by password: salt 16, nonce 12, ciphertext and tag (AES-256-GCM). For a recipient: ephemeral X25519
 key 32, first 8 bytes of the recipient's public key, nonce 12, ciphertext and tag. The file does not tell which of the
@@ -397,8 +396,7 @@ def open_model(path: Path) -> Model:
     """Opens a v1 file as a Model with one U8 tensor, `payload`, decompressed; none while encrypted.
 
     `metadata` contains the header fields, `model_type` by name, and the MessagePack fields; `native` is the V1File.
-    Raises
-    CorruptError, ChecksumError, UnsupportedError, NotFoundError.
+    Raises CorruptError, ChecksumError, UnsupportedError, NotFoundError.
     """
     source = Source.open(path)
     try:

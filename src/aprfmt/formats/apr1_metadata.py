@@ -83,8 +83,7 @@ def dump_metadata(metadata: Mapping[str, object]) -> bytes:
     """Serializes `metadata` as the reference does: fields in order, unset fields and empty maps omitted, maps sorted.
 
     A missing `created_at` becomes the Unix time as decimal text, a missing `aprender_version` "aprfmt". Raises
-    UsageError
-    for unknown fields (free ones belong under `custom`) and for values that JSON cannot express.
+    UsageError for unknown fields (free ones belong under `custom`) and for values that JSON cannot express.
     """
     values = {"created_at": str(int(time.time())), "aprender_version": "aprfmt", **metadata}
     writer = _MetadataWriter()

@@ -185,10 +185,8 @@ class Apr2Native:
         """State of the header and footer checksums; the first call reads the whole file.
 
         The header was checked on opening. The footer is "ok" if the CRC-32 follows the last padded blob or is the last
-        four
-        bytes of the file; "absent" if the file ends with the last padded blob and nothing in it says that a footer was
-        written;
-        else "bad".
+        four bytes of the file; "absent" if the file ends with the last padded blob and nothing in it says that a footer
+        was written; else "bad".
         """
         return {"header": "ok", "footer": self._footer}
 
@@ -386,8 +384,7 @@ def read_index(source: Source, count: int, index_offset: int, data_offset: int, 
     """Reads and checks `count` entries between the two offsets of the file.
 
     Raises CorruptError (unsorted, unknown dtype, size and shape contradict each other, overlapping blobs),
-    TruncatedError
-    (entry or blob out of bounds), LimitError (too many entries or dims).
+    TruncatedError (entry or blob out of bounds), LimitError (too many entries or dims).
     """
     room = data_offset - index_offset
     if count * MIN_ENTRY_BYTES > room:
@@ -463,8 +460,7 @@ def _size_fits(row: Dtype, dims: tuple[int, ...], size: int) -> bool:
     """Whether `size` bytes can hold the shape.
 
     With 8 dims the writer may have dropped further ones, so any multiple is accepted, zero too. K-quants may pad each
-    row to
-    whole blocks.
+    row to whole blocks.
     """
     n = prod(dims)
     dropped = len(dims) == MAX_NDIM
@@ -496,10 +492,8 @@ def apply_true_dtypes(index: Index, overrides: Mapping[str, object]) -> list[str
     """Gives tensors stored as U8 rows the dtype and shape from the metadata; returns warnings.
 
     `overrides` is {name: {"dtype": "Q4_1", "shape": [...]}}. Entries for tensors that are missing or no longer U8 are
-    stale:
-    they only cause warnings. Raises CorruptError if the stored size contradicts an entry, UnsupportedError for an
-    unknown
-    dtype.
+    stale: they only cause warnings. Raises CorruptError if the stored size contradicts an entry, UnsupportedError for
+    an unknown dtype.
     """
     applied: set[str] = set()
     for position, tensor in enumerate(index.tensors):

@@ -64,8 +64,7 @@ def stored_form(dtype: str, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...
     """(index dtype id, shape in the index) of a tensor.
 
     A dtype without an id of its own is stored as U8 rows: [product of the outer dims, bytes of a row], one row for a
-    tensor
-    of at most one dimension. Raises UsageError unless blocks divide the rows.
+    tensor of at most one dimension. Raises UsageError unless blocks divide the rows.
     """
     row = DTYPES[dtype]
     if row.apr_id is not None:
@@ -81,8 +80,7 @@ def true_dtypes(tensors: Iterable[OutTensor]) -> dict[str, dict[str, object]]:
     """The metadata value with dtype and shape of every tensor that is stored as U8 rows; {} if none is.
 
     Raises RefusedError for such a tensor whose name the container cuts inside a character, since no JSON key can
-    express
-    it, UsageError for one of more than 8 dims.
+    express it, UsageError for one of more than 8 dims.
     """
     found: dict[str, dict[str, object]] = {}
     for tensor in tensors:
@@ -122,8 +120,8 @@ def layout_from_model(model: Model, metadata: bytes | None = None, flags: int | 
     """Lays out an opened v2 file again, without its footer: unchanged, it yields the same bytes, gaps included.
 
     With other metadata or flags the sections are laid out anew; the order of index and blobs, the stored dtype ids and
-    the
-    version are kept. Files with an older magic get the current one, decompressed images lose their compression flags.
+    the version are kept. Files with an older magic get the current one, decompressed images lose their compression
+    flags.
 
     Args:
         model: of format "apr-v2", or a legacy form with a v2 image.

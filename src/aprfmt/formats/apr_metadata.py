@@ -1,8 +1,7 @@
 """The metadata section of an APR v2 file: typed fields in a fixed order, then any other keys.
 
 Five generations of the text differ in which unset fields are written. All of them can be read, and a parsed section
-that
-was not changed is written back with its original bytes.
+that was not changed is written back with its original bytes.
 """
 
 from __future__ import annotations
@@ -191,8 +190,7 @@ def dump(values: Mapping[str, object], generation: str = "Current") -> bytes:
     """Serializes `values` in a generation's form; an AprMetadata yields its original bytes.
 
     Typed fields come first in their order, the other keys sorted after them, TRUE_DTYPES_KEY last. A typed field that
-    an
-    older generation does not know is written among the other keys.
+    an older generation does not know is written among the other keys.
 
     Raises UsageError for values of the wrong type, LimitError beyond MAX_METADATA_BYTES.
     """

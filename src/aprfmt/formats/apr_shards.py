@@ -38,8 +38,7 @@ def open_model(path: Path) -> Model:
     """Opens an `.apr` v2 file, or all shards of a model: by its manifest, its folder or any shard.
 
     Raises RefusedError (a shard is missing, or does not match the manifest), CorruptError and its kinds,
-    UnsupportedError,
-    NotFoundError, StorageError.
+    UnsupportedError, NotFoundError, StorageError.
     """
     if is_folder(path):
         return _open_all(_manifest_of(path), path)

@@ -99,8 +99,7 @@ def open_model(path: Path) -> Model:
     """Opens a GGUF file; any part of a split model opens all of them, with the metadata of the first.
 
     Raises UnsupportedError (version 1, big-endian, unknown tensor type), CorruptError and its kinds, RefusedError (a
-    part is
-    missing or misplaced), NotFoundError, StorageError.
+    part is missing or misplaced), NotFoundError, StorageError.
     """
     with ExitStack() as stack:
         parts = _read_all(path, stack)

@@ -111,8 +111,7 @@ class Cursor:
     """Walks the header of a GGUF file; every step is checked against the remaining bytes.
 
     `data` begins at the start of the file. With a `source` it grows ahead of the walk, to at most MAX_HEADER_BYTES;
-    `more`
-    says that the file continues beyond what may be walked.
+    `more` says that the file continues beyond what may be walked.
     """
 
     __slots__ = ("_parsed_bytes", "_size", "_source", "data", "more", "path", "pos")

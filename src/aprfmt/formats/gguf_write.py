@@ -26,8 +26,7 @@ def encode_value(type: ValueType, value: object, depth: int = 0) -> bytes:
     """Encodes `value` without its type; arrays begin with element type and count.
 
     Strings may be str (lone surrogates of undecodable bytes become those bytes again) or bytes. `depth` counts
-    enclosing
-    arrays. Raises UsageError if the value does not match the type.
+    enclosing arrays. Raises UsageError if the value does not match the type.
     """
     try:
         if isinstance(type, tuple):
@@ -114,8 +113,7 @@ def layout(
     `general.alignment`.
 
     Raises UsageError (duplicate names, wrong values), UnsupportedError (a dtype or number of dimensions that GGUF does
-    not
-    have).
+    not have).
     """
     if version not in (2, 3):
         raise UsageError(f"unsupported GGUF version {version}; supported: 2 and 3")

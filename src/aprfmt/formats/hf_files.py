@@ -61,8 +61,7 @@ def list_names(folder: Path, needed: Callable[[str], bool] = lambda name: False)
     """Regular files of the folder, its template folder and its modules' folders, sorted, with forward slashes.
 
     Raises NotFoundError, StorageError, and RefusedError for anything but a regular file under a `needed` name: skipping
-    a
-    broken link would yield another model.
+    a broken link would yield another model.
     """
     names = []
     with storage_errors(folder):

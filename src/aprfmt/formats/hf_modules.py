@@ -1,8 +1,7 @@
 """sentence-transformers repositories: modules.json lists the modules after the network, one folder each.
 
 The network yields a hidden state per token; Pooling reduces them to one vector, Dense layers project it, Normalize
-scales
-it to unit length. Settings are in the config.json of a module's folder.
+scales it to unit length. Settings are in the config.json of a module's folder.
 """
 
 from __future__ import annotations
@@ -112,8 +111,7 @@ def module_problems(
     """What is missing in the modules of a folder, or contradictory.
 
     `shapes` are those of the folder's tensors, row-major, a module's prefixed with its folder; `has_file` tells whether
-    a
-    file exists, `hidden` is the width of the network.
+    a file exists, `hidden` is the width of the network.
     """
     raw = text_file(MODULES_NAME)
     if raw is not None and _json(raw) is None:

@@ -1,8 +1,7 @@
 """Hub repositories that are not on this disk: their file list, and bytes by range requests.
 
 huggingface_hub provides the endpoint, token, proxy and session; nothing here names a host or sees a token. The file
-list
-with its digests is trusted as the hub's own (TLS); every byte of a file is checked against it.
+list with its digests is trusted as the hub's own (TLS); every byte of a file is checked against it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Requests to the hub within limits on bytes, seconds and redirects, whatever the server does.
 
 huggingface_hub provides the session, the proxy and the token; the session drops the token when a request is redirected
-to
-another host. Bodies of redirects and errors are never read.
+to another host. Bodies of redirects and errors are never read.
 """
 
 from __future__ import annotations
@@ -143,8 +142,7 @@ def _within(seconds: float, send: Callable[[], Any]) -> Any:
     """Calls `send` in a thread. Raises StorageError, and stops the thread, if it takes longer than `seconds`.
 
     The client's own timeout applies to each read; a server could send a byte before each expires, or endless
-    informational
-    responses, which cost processor time.
+    informational responses, which cost processor time.
     """
     found: list[Any] = []
     errors: list[BaseException] = []

@@ -96,8 +96,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
     """Reads an importance matrix.
 
     Raises NotFoundError, StorageError, CorruptError and its kinds (truncated; values that are negative, beyond
-    MOST_WEIGHT or
-    not finite; sums without counts; another kind of file).
+    MOST_WEIGHT or not finite; sums without counts; another kind of file).
     """
     raw = _read(os.fspath(path))
     if isinstance(raw, ImatrixSums):

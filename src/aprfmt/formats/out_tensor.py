@@ -13,8 +13,7 @@ class OutTensor:
     """Name, dtype, shape (row-major) and the bytes, produced when they are written.
 
     `chunks()` yields the stored bytes of `dtype` in order, `n_bytes` in all, as buffers or as jobs that produce them;
-    it may
-    be called more than once. `held_bytes` of memory are used meanwhile, in addition to the chunks.
+    it may be called more than once. `held_bytes` of memory are used meanwhile, in addition to the chunks.
     """
 
     name: str
@@ -39,8 +38,8 @@ def group_by_size(
     """Groups `tensors` into the files of a sharded model: at least one group, none empty if there are tensors.
 
     A group ends before the tensor that would make its file exceed `max_bytes`. `cost` gives the bytes of a tensor in a
-    file,
-    its index entry included; `first` and `other` are the bytes of the first and each further file without tensors.
+    file, its index entry included; `first` and `other` are the bytes of the first and each further file without
+    tensors.
     """
     groups: list[list[OutTensor]] = [[]]
     size = first

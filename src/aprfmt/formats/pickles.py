@@ -54,8 +54,7 @@ def read_shard(path: Path, stack: ExitStack) -> WeightsFile:
     """Opens one file; `stack` closes it. The shard's `left` lists what it contains besides tensors.
 
     Raises RefusedError (a call in the pickle, tensors that are not contiguous parts of a storage), CorruptError and its
-    kinds
-    (LimitError: it takes too much memory or time), UnsupportedError, NotFoundError, StorageError.
+    kinds (LimitError: it takes too much memory or time), UnsupportedError, NotFoundError, StorageError.
     """
     source = stack.enter_context(Source.open(path))
     head = source.read(0, min(source.size, len(_OLD)))

@@ -198,8 +198,7 @@ def layout(tensors: Sequence[OutTensor], metadata: Mapping[str, str] | None = No
     """A safetensors file with the tensors in the given order; the header is padded to 8 bytes with spaces.
 
     Raises UsageError (duplicate or reserved name, wrong size), UnsupportedError (a dtype that safetensors does not
-    have),
-    LimitError (a header longer than the library reads).
+    have), LimitError (a header longer than the library reads).
     """
     header: dict[str, object] = {} if metadata is None else {METADATA_KEY: dict(metadata)}
     offset = 0

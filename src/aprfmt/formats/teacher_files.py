@@ -1,8 +1,7 @@
 """Teacher files: a teacher's top-k log-probabilities at each labelled position, so that training needs no teacher.
 
 A folder of safetensors files, PART-NNNNN-of-NNNNN; docs/teacher-files.md describes their tensors and metadata. A
-sequence
-is found by its hash, whatever its number in a run, and its checksum is compared on every read.
+sequence is found by its hash, whatever its number in a run, and its checksum is compared on every read.
 
 Shape suffixes: P labelled positions of a sequence, K saved ids per position, R temperatures.
 """

@@ -2,8 +2,7 @@
 
 A line is a choice of /v1/completions (or a whole response, or one wrapped by a batch) with `prompt_token_ids` and
 `prompt_logprobs`: null for the first token, then for each token an object of ids, each with `logprob`. It contains the
-k
-most likely ids and the prompt's own token.
+k most likely ids and the prompt's own token.
 """
 
 from __future__ import annotations

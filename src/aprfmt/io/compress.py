@@ -163,8 +163,7 @@ def unlz4(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES, *, head: bytes = b"")
 
     Raises CorruptError unless it decompresses to exactly that length, LimitError beyond `cap` bytes or MAX_LZ4_BYTES of
     memory; StorageError if the temporary file does not fit on the disk. Sizes that contradict each other are refused
-    before
-    the block is read.
+    before the block is read.
     """
     from lz4 import block
 

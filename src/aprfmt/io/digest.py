@@ -1,8 +1,7 @@
 """Digests that identify an imported file: its CRC-32 or its BLAKE3, computed from bytes that are moved anyway.
 
 A CRC costs next to nothing and detects accidents. BLAKE3 is computed by threads, since it takes a quarter of the time
-of
-a copy.
+of a copy.
 """
 
 from __future__ import annotations

@@ -36,8 +36,7 @@ def loads(raw: Buffer) -> object:
 
     Duplicate keys: the last wins. Integers beyond 64 bits become floats. Raises CorruptError with the byte offset for
     anything that RFC 8259 forbids, and for a byte-order mark, lone surrogates, NaN and numbers beyond f64; LimitError
-    for
-    more than MAX_JSON_DEPTH levels or MAX_PARSED_BYTES of memory.
+    for more than MAX_JSON_DEPTH levels or MAX_PARSED_BYTES of memory.
     """
     check_size(raw)
     try:

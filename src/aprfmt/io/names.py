@@ -23,8 +23,7 @@ ALLOW = "--allow-names"
 
 HARMLESS_HIDDEN = (".gitattributes", ".gitignore", ".gitkeep", ".keep")
 """Hidden files of ordinary repositories. Git takes no commands from them: a filter or driver named by .gitattributes
-must be
-defined in the user's own configuration.
+must be defined in the user's own configuration.
 """
 
 _ACTED_ON = {

@@ -3,8 +3,7 @@
 A `FileLayout` is complete before a byte is written. Workers produce its pieces in parallel, and the caller's thread
 writes them in order: a worker takes the next pieces (about 1 MiB), produces their bytes and computes their CRC while
 they are in the cache. A window limits the pieces that are produced but not yet written, so memory use does not grow
-with
-the model.
+with the model.
 """
 
 from __future__ import annotations

@@ -108,8 +108,7 @@ def copy_attributes(old: str, new: str | int) -> bool:
     """Copies mode, owner, group, ACL and other extended attributes of `old` to `new` (a path or a descriptor).
 
     Returns whether owner and group were copied, which the system may refuse; the mode then grants no one new access.
-    Raises
-    OSError.
+    Raises OSError.
     """
     then, now = os.stat(old), os.stat(new)
     mode = stat.S_IMODE(then.st_mode)
@@ -141,8 +140,7 @@ def link_kept_files(old: str, new: str, gone: Collection[str]) -> None:
     """Hard-links everything in the folder `old` into `new`, except the files named in `gone`.
 
     Subfolders are created with their modes, owners and times; `new` itself gets those of `old`. Raises OSError, also if
-    that
-    would change an owner, and FileExistsError for names that `new` already has.
+    that would change an owner, and FileExistsError for names that `new` already has.
     """
     for place, folders, names in os.walk(old, onerror=_refuse):
         inner = os.path.relpath(place, old)

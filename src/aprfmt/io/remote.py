@@ -1,9 +1,8 @@
 """Remote files: empty placeholders of the right size on this disk, whose bytes are fetched when they are read.
 
 Headers are read by ranges and kept in memory. Weights are read in whole chunks, which stay on the disk until others
-need
-the space; the next run uses what an interrupted run leaves. A file is hashed as its chunks arrive in order, and the
-digest is compared when a command checks that its sources are unchanged.
+need the space; the next run uses what an interrupted run leaves. A file is hashed as its chunks arrive in order, and
+the digest is compared when a command checks that its sources are unchanged.
 """
 
 from __future__ import annotations
@@ -87,8 +86,7 @@ def place(folder: Path, files: Sequence[RemoteFile], store: Store) -> list[tuple
     """Creates a placeholder for each file in `folder` and makes Source.open read the remote file. Raises StorageError.
 
     A placeholder has the size of its file and no bytes: other programs see zeros. Returns the files that the file
-    system
-    cannot hold together with the others, each with the reason.
+    system cannot hold together with the others, each with the reason.
     """
     skipped: list[tuple[RemoteFile, str]] = []
     placed: dict[tuple[int, int], str] = {}

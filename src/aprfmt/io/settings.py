@@ -58,8 +58,7 @@ def read_settings(path: PathLike) -> dict[str, object]:
     """Reads the table in a .toml, .yaml or .json file; an empty file is an empty table.
 
     Raises NotFoundError, StorageError; UsageError for another suffix, anything but a table, a duplicate key, and more
-    than
-    MAX_SETTINGS_BYTES or MAX_SETTINGS_DEPTH levels.
+    than MAX_SETTINGS_BYTES or MAX_SETTINGS_DEPTH levels.
     """
     suffix = Path(path).suffix.lower()
     if suffix in (".yaml", ".yml"):

@@ -1,8 +1,7 @@
 """Atomic output: written unnamed or under a temporary name, synced, published in one step or not at all.
 
 An output's name never refers to a half-written file, and the next run into the same folder removes what a killed
-process
-leaves.
+process leaves.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ def check_target(target: PathLike, sources: Iterable[str], force: bool, *, folde
     """Refuses an output that is an input, exists (without `force`), is of another kind, or has no parent folder.
 
     Inputs are the `sources` and every file opened in a `watch_opened` block around the call. `folder` says that the
-    output is
-    a folder; a device or a pipe is never replaced.
+    output is a folder; a device or a pipe is never replaced.
     """
     name = os.fspath(target)
     parent = os.path.dirname(absolute(name))
@@ -62,8 +60,7 @@ def check_no_inputs_inside(folder: PathLike, sources: Iterable[PathLike]) -> Non
     """Refuses an output folder that contains an input, a link to one, or a folder of inputs.
 
     For a folder in which many files are written and removed. It may itself be inside a folder of inputs. Missing
-    sources are
-    ignored. Raises RefusedError, StorageError.
+    sources are ignored. Raises RefusedError, StorageError.
     """
     if not is_folder(folder):
         return
@@ -169,10 +166,8 @@ class AtomicFile:
     """A file that appears under its name only when the `with` block ends without an exception.
 
     With `force` the new file inherits permissions, owner and extended attributes of the old one; a link is kept and the
-    file
-    behind it replaced. Without `fsync` the file may be empty after a power cut. Errors name the target, never the
-    temporary
-    file.
+    file behind it replaced. Without `fsync` the file may be empty after a power cut. Errors name the target, never the
+    temporary file.
     """
 
     def __init__(self, target: PathLike, *, force: bool = False, n_bytes: int = 0, fsync: bool = True) -> None:
@@ -299,8 +294,7 @@ class AtomicFolder:
     """Files that appear under their names in the folder `target` together, when the `with` block succeeds.
 
     They are written into a temporary folder, which the `with` statement returns. Errors name the target. There are
-    three
-    cases:
+    three cases:
 
         no such folder    the temporary folder gets its name
         `force`           new files replace those of the same name, files that match `stale` (glob patterns) and are not
@@ -310,10 +304,8 @@ class AtomicFolder:
                           stale ones with `force` only
 
     A folder that cannot be exchanged (unsupported by the file system, a mount point, or this process's working
-    directory) is
-    treated as shared. `last` is the file that is removed first and appears last in a switch: without it the others
-    cannot be
-    loaded.
+    directory) is treated as shared. `last` is the file that is removed first and appears last in a switch: without it
+    the others cannot be loaded.
     """
 
     def __init__(

@@ -136,8 +136,7 @@ class Source:
         ChecksumError.
 
         Size, mtime and inode decide, of the open file and of what its path refers to now. A write within the same clock
-        tick of
-        the file system as the open goes unnoticed. Works on a closed source too.
+        tick of the file system as the open goes unnoticed. Works on a closed source too.
         """
         if self.identity is None:
             return

@@ -190,8 +190,7 @@ def recover(temporary: str) -> bool:
     """Completes the interrupted switch of another process, if any; returns whether the rest may be removed.
 
     It may not if the record is another user's, or if others took the places of some of the new files; if they took all
-    of
-    them, the switch is out of date. Raises RefusedError for a record that does not match this folder and its files;
+    of them, the switch is out of date. Raises RefusedError for a record that does not match this folder and its files;
     OSError.
     """
     record = os.path.join(temporary, _RECORD)

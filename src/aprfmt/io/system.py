@@ -188,8 +188,7 @@ def keep_freed_memory() -> None:
     """Makes the allocator keep freed memory for reuse (glibc), from now on.
 
     Buffers of a MiB are allocated thousands of times; returning each to the kernel and faulting its pages in again
-    takes as
-    long as copying it.
+    takes as long as copying it.
     """
     call = _function("mallopt")
     if call is not None:

@@ -72,10 +72,8 @@ def sweep(folder: PathLike, ours: re.Pattern[str] | None = None) -> None:
     """Cleans up after processes that no longer run in the folder: completes their switches, removes the rest.
 
     Only names signed by this user for this folder are touched. `ours`: outputs (the first 64 bytes of their names) that
-    only
-    the caller writes here, so anything of theirs is a leftover. What cannot be read or removed stays. Raises
-    RefusedError for
-    a switch of this user that must not be completed.
+    only the caller writes here, so anything of theirs is a leftover. What cannot be read or removed stays. Raises
+    RefusedError for a switch of this user that must not be completed.
     """
     with suppress(OSError):
         for name in os.listdir(folder):

@@ -66,10 +66,8 @@ class Unpacked(io.RawIOBase):
     """The content of a compressed file: concatenated streams, each followed by any number of zero bytes.
 
     Reading raises CorruptError for damaged data, for anything else between or after the streams and for truncated
-    files,
-    even empty ones; LimitError if it expands to more than MAX_UNPACKED_RATIO times its size, or has more streams than
-    its
-    content needs.
+    files, even empty ones; LimitError if it expands to more than MAX_UNPACKED_RATIO times its size, or has more streams
+    than its content needs.
     """
 
     def __init__(self, file: BinaryIO, suffix: str, path: str) -> None:

@@ -21,8 +21,7 @@ Token = c_int32
 Pointer = c_void_p
 _ROOM = 512
 """Bytes of a parameter structure, more than any layout has. As an argument it is always the last one, on the stack or
-behind
-a pointer, so a function ignores what follows the fields that it knows.
+behind a pointer, so a function ignores what follows the fields that it knows.
 """
 
 EVAL_CALLBACK = ctypes.CFUNCTYPE(c_bool, Pointer, c_bool, Pointer)

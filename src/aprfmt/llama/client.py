@@ -115,10 +115,8 @@ class Llama:
     """A model loaded in llama.cpp. Use in `with`.
 
     A worker that crashes is restarted once, without weights repacked for special instructions: if the processor reports
-    AMX
-    but the kernel does not grant it, llama.cpp crashes in its first computation. The context is lost then, so a call
-    that
-    depends on it fails.
+    AMX but the kernel does not grant it, llama.cpp crashes in its first computation. The context is lost then, so a
+    call that depends on it fails.
 
     Args:
         path: a GGUF, or the first of its parts.
@@ -512,8 +510,7 @@ def verify_gguf(path: PathLike, embedding_rows: int | None, name: PathLike | Non
     """Loads `path`, which errors call `name`, and runs it: 16 tokens of text, or one embedding of an encoder.
 
     Raises MissingDependencyError without llama.cpp; RunError if it refuses the file, crashes, has another number of
-    tokens
-    than `embedding_rows`, or computes NaN or infinite values.
+    tokens than `embedding_rows`, or computes NaN or infinite values.
     """
     pooling, n_bytes = encoder_pooling(path)
     with Llama(path, pooling=pooling, name=name, n_bytes=n_bytes) as llama:

@@ -78,8 +78,7 @@ def read_card(folder: Path) -> tuple[dict[str, object], list[str]]:
     """The front matter of the card in `folder`, and a warning if it cannot be read.
 
     Values are str, list and dict only: `no` is the language, `1.0` the version as typed. Raises StorageError: a license
-    must
-    not get lost because a disk failed.
+    must not get lost because a disk failed.
     """
     try:
         with Source.open(folder / CARD) as source:

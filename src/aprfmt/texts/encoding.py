@@ -79,8 +79,7 @@ class Encoder:
         """Ids [n] of each document, with HIDDEN set for masked tokens.
 
         Texts and arrays of ids get BOS, and the end token unless they end with it; a conversation gets an end token if
-        its template
-        puts no token after the last answer. Raises CorruptError, LimitError.
+        its template puts no token after the last answer. Raises CorruptError, LimitError.
         """
         texts = [document for document in documents if isinstance(document, str)]
         chats = [document.text for document in documents if isinstance(document, Marked)]

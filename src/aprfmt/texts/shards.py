@@ -1,12 +1,10 @@
 """Token shards: documents as token ids on disk, in a training and a held-out part.
 
 For each part a folder of shards contains `PART.bin` (token ids, little-endian uint32, concatenated documents),
-`PART.docs`
-(16 bytes per document: its end, and the hash of its content) and, if tokens are masked, `PART.masks` (16 bytes per
-masked
+`PART.docs` (16 bytes per document: its end, and the hash of its content) and, if tokens are masked, `PART.masks` (16
+bytes per masked
 run: its start and end); for both parts, `tokens.json`: counts, the sources of a mixture, the tokenizer's hash, SHA-256
-of
-every file, the key of the inputs, and a checksum of its own. The header is checked on opening; token ids are read on
+of every file, the key of the inputs, and a checksum of its own. The header is checked on opening; token ids are read on
 demand.
 """
 
@@ -122,8 +120,7 @@ class TokenShardHeader(TypedDict):
     """The header of token shards; `key` is a hash of the inputs, `crc32` of the other fields.
 
     `sources` is present for weighted sources, `template` is the hash of the chat template if one was used, `begin` is
-    the id
-    of BOS, which starts every document.
+    the id of BOS, which starts every document.
     """
 
     format: str

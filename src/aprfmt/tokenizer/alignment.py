@@ -93,8 +93,7 @@ def count_real(tokenizer: Tokenizer, rows: int) -> int:
     """The number of ids up to the last real token, without padding names.
 
     Trailing control tokens without a row of their own do not count either, such as an image placeholder in the
-    tokenizer of
-    a text-only model.
+    tokenizer of a text-only model.
     """
     n = len(tokenizer.tokens)
     while n and _is_pad(tokenizer, n - 1):

@@ -87,8 +87,7 @@ def from_metadata(metadata: Mapping[str, object]) -> Tokenizer | None:
     """The tokenizer in APR metadata, None without a vocabulary; `files` stays empty.
 
     Files of other writers may call the algorithm `tokenizer.model_type` and lack types: those are then inferred from
-    the
-    texts, as in the reference runtime.
+    the texts, as in the reference runtime.
 
     Raises:
         CorruptError: an entry of the wrong type.

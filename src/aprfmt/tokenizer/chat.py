@@ -73,10 +73,8 @@ class ChatTemplate:
         """Renders a whole conversation; returns its text and the character ranges that the assistant writes.
 
         Those are the parts between `{% generation %}` and `{% endgeneration %}`. Without such marks an answer is what
-        the text up
-        to its message adds to the text before it with the generation prompt, without line ends after the end mark. If a
-        template
-        leaves out parts of earlier answers, answers that are present verbatim count.
+        the text up to its message adds to the text before it with the generation prompt, without line ends after the
+        end mark. If a template leaves out parts of earlier answers, answers that are present verbatim count.
 
         Args:
             messages: the conversation, oldest first.

@@ -1,8 +1,7 @@
 """Infers a chat template's format by rendering it: chatml, llama3, gemma, mistral, phi, ...
 
 A Jinja template is a program, but most of them put fixed texts around messages. These texts are read off the rendering
-of
-conversations with markers, and accepted only if they reproduce the template's output for further conversations.
+of conversations with markers, and accepted only if they reproduce the template's output for further conversations.
 """
 
 from __future__ import annotations

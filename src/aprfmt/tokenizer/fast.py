@@ -1,8 +1,7 @@
 """Runs a tokenizer.json: in this process if it is known to be fast, else in a process with limits.
 
 `python -m aprfmt.tokenizer.fast` is that process. A stranger's regex may take years for a line, and the library reacts
-to
-the unexpected with a panic, which prints to standard error before it can be caught.
+to the unexpected with a panic, which prints to standard error before it can be caught.
 """
 
 from __future__ import annotations

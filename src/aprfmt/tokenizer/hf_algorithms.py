@@ -129,8 +129,7 @@ def _scores_of_merges(tokens: list[str], types: list[int], merges: list[str]) ->
     """Scores that make a best-score-first merger equal to the ranked merges: minus the rank.
 
     llama.cpp's SentencePiece merges the adjacent pair whose joined text has the best score; a text that several merges
-    yield
-    gets the rank of the first. Single characters and bytes need no merge and score 0.
+    yield gets the rank of the first. Single characters and bytes need no merge and score 0.
     """
     rank: dict[str, int] = {}
     for n, merge in enumerate(merges):

@@ -28,10 +28,8 @@ def special_ids(
     """Special ids by role, and the add_* flags.
 
     Ids come from the texts in tokenizer_config.json, then from the ids in config.json (the first of a list). Flags come
-    from
-    the post-processor, then from tokenizer_config.json's add_*_token. Named tokens that the vocabulary lacks are added
-    to the
-    tokenizer's notes. `added` has the ids of the added tokens by text.
+    from the post-processor, then from tokenizer_config.json's add_*_token. Named tokens that the vocabulary lacks are
+    added to the tokenizer's notes. `added` has the ids of the added tokens by text.
 
     Raises RefusedError if a token that is put around every text is not in the vocabulary.
     """
@@ -172,8 +170,7 @@ def chat_templates(files: Mapping[str, bytes], settings: Mapping[str, Json]) -> 
     """The default chat template and the further ones by name.
 
     Template files take precedence over tokenizer_config.json, as in transformers. Raises CorruptError for files that
-    are not
-    UTF-8 text or not JSON, and for templates that are not text.
+    are not UTF-8 text or not JSON, and for templates that are not text.
     """
     folder, suffix = "additional_chat_templates/", ".jinja"
     named = {

@@ -38,8 +38,7 @@ def to_hf_files(tok: Tokenizer, *, max_length: int | None = None, name: str | No
     """The tokenizer's files by name: its original ones, else built from its lists.
 
     Built files encode as llama.cpp does with the same tokenizer. Those of a byte-level BPE have NFC normalization if
-    the
-    original tokenizers of that pre-tokenizer have it; llama.cpp has none, so text that is not in NFC differs.
+    the original tokenizers of that pre-tokenizer have it; llama.cpp has none, so text that is not in NFC differs.
 
     Args:
         tok: the tokenizer.
@@ -280,8 +279,7 @@ def _llama_parts(tok: Tokenizer) -> Parts:
     """normalizer, pre_tokenizer, decoder and model of a tokenizer that merges pieces, with byte fallback.
 
     llama.cpp joins the two neighbours whose text has the best score; as ranked merges that is every way to cut a token
-    into
-    two tokens, best score first.
+    into two tokens, best score first.
 
     Raises UnsupportedError unless all 256 byte tokens are present.
     """

@@ -1,8 +1,7 @@
 """Decides which tokenizer.json may run in this process: one whose every step is linear in the text and cannot panic.
 
 All others run in a process with limits (`tokenizer.fast`). A regex is trusted by its exact text: slow ones cannot be
-told
-by their form, and known models nest repetitions too.
+told by their form, and known models nest repetitions too.
 """
 
 from __future__ import annotations

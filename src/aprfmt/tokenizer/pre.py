@@ -28,8 +28,7 @@ _DATA = json.loads(Path(__file__).with_suffix(".json").read_bytes())
 
 PROBE: str = _DATA["probe"]
 """Text that distinguishes the known pre-tokenizers: whitespace runs, emoji, digits, scripts, contractions. It and the
-digests
-are constants of llama.cpp's Hugging Face converter.
+digests are constants of llama.cpp's Hugging Face converter.
 """
 
 HASHES: dict[str, str] = _DATA["hashes"]
@@ -300,10 +299,8 @@ def probe_ids(parsed: JsonObject) -> list[int] | None:
     """Ids of the probe text by the BPE tokenizer `parsed` (tokenizer.json); None if this shortcut does not apply.
 
     Building the whole tokenizer takes longer than everything else that an import does before it moves bytes. The
-    tokenizer's
-    own normalizer and pre-tokenizer split the probe text; only tokens that are parts of the pieces, and merges whose
-    result is
-    one, can take part.
+    tokenizer's own normalizer and pre-tokenizer split the probe text; only tokens that are parts of the pieces, and
+    merges whose result is one, can take part.
     """
     model = parsed.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":

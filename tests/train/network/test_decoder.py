@@ -265,7 +265,7 @@ def test_documents_of_impossible_lengths_are_refused() -> None:
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "axial"}}, "rope scaling 'axial'"),
         ("llama", {"hidden_act": "tanh"}, "activation 'tanh'"),
         ("deepseek_v3", {"scoring_func": "sqrt"}, "unsupported router score function 'sqrt'"),
-        ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial RoPE"),
+        ("mellum", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial RoPE"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
 )

@@ -181,7 +181,7 @@ def test_files_that_hold_no_network_are_refused(tiny: Maker, tmp_path: Path, lla
     whole = (tmp_path / "m.gguf").read_bytes()
     cases: list[tuple[bytes, type[AprError]]] = [
         (b"", UnknownFormatError),
-        (b"\0" * 4096, UnknownFormatError),
+        (b"\0" * 4096, CorruptError),
         (whole[: len(whole) // 2], TruncatedError),
     ]
     for data, kind in cases:

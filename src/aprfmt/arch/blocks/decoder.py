@@ -112,8 +112,7 @@ def attention(
     """Separate Q, K, V and output projections.
 
     `permuted` is for llama's rotary order. `qk_norm` is the length of the norms of Q and K: "head_dim", or "q", which
-    for K
-    means "kv".
+    for K means "kv".
     """
     q, k = (PAIRS["q"], PAIRS["kv"]) if permuted else ((), ())
     k_norm = "kv" if qk_norm == "q" else qk_norm

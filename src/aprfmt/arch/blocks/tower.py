@@ -60,8 +60,7 @@ def sizes(part: str = "vision", config: str = "", **names: str | tuple[str, ...]
     """Sizes of a transformer in a tower: keys of the GGUF's `part`, of the object `config` of a config.json.
 
     `names` gives other spellings by the last word of the GGUF key: sizes(block_count="depth"); "" leaves one out. An
-    audio
-    tower has no image size and no patches.
+    audio tower has no image size and no patches.
     """
     config = config or f"{part}_config"
     found = []

@@ -44,8 +44,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("inverted 5 5", *("attention 0", "inverted 0 0") * 19),
 )
 """Block types of each stage: edge residuals; inverted residuals, with the kernel sizes of the convolutions before and
-between
-their two matrices, 0 without; attention, with the kernel size that downsamples its keys and values.
+between their two matrices, 0 without; attention, with the kernel size that downsamples its keys and values.
 """
 
 

@@ -126,8 +126,7 @@ ROWS: tuple[Architecture, ...] = (
     replace(
         _T5, id="umt5",
         **class_names("UMT5ForConditionalGeneration", "UMT5Model", types=("umt5",), bare=("UMT5Model",)),
-        when="tensors=enc.blk.1.attn_rel_b.weight", tensors=_t5(""), keys=_KEYS,
-        differs=(Difference(_SCALED, "!bare", slight=True),),
+        when="tensors=enc.blk.1.attn_rel_b.weight", tensors=_t5(""),
     ),
     replace(
         _T5, id="t5encoder", gguf="t5encoder", hf_class="T5EncoderModel",

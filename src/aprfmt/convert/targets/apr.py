@@ -160,8 +160,7 @@ def apr_contents(
     """Metadata, tensors and header flags of the `.apr` for `c`; `targets` take precedence over `dtype`.
 
     The source manifest has the weight files only if every tensor is kept, and the tokenizer files only `with_source`:
-    it must
-    be exact. Each has a digest of the `kind`.
+    it must be exact. Each has a digest of the `kind`.
     """
     narrow = _narrow_dtypes(c) if dtype == "keep" else {}
     tensors = []
@@ -393,8 +392,7 @@ def cut_shards(
     """Divides a model into shards with the tensors of each, its blobs in the order of `tensors`.
 
     No file exceeds `max_bytes` except for a single larger tensor, or the metadata and one tensor. Raises RefusedError
-    for
-    tensors that a manifest cannot name, UsageError and LimitError as apr2_write.layout.
+    for tensors that a manifest cannot name, UsageError and LimitError as apr2_write.layout.
     """
     _check_names(tensors)
     whole = {key: value for key, value in metadata.items() if key != TRUE_DTYPES_KEY}

@@ -1,8 +1,7 @@
 """Output formats: the interface of a target, the registry, and the options of each.
 
 A built-in target is a row of TARGETS; its module is imported when needed. Packages add targets under the entry point
-group
-`aprfmt.formats`, as for readers: any object with the attributes of `Target`.
+group `aprfmt.formats`, as for readers: any object with the attributes of `Target`.
 """
 
 from __future__ import annotations

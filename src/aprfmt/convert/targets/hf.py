@@ -336,12 +336,10 @@ def _hf_tensors(
     c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str, str], packed: PackedModules | None = None
 ) -> list[OutTensor]:
     """The tensors of a safetensors export: Hugging Face names (if a source had others, `own_names`), floats as `dtype`;
-    quantized
-    blocks become F16, except those that go into `packed` unchanged.
+    quantized blocks become F16, except those that go into `packed` unchanged.
 
     Only tensors of two or more dimensions become 8-bit floats; biases and norms keep their dtype. Raises RefusedError
-    for dtypes
-    that safetensors lacks.
+    for dtypes that safetensors lacks.
     """
     wanted = plain_dtype(dtype, EIGHT_BITS)
     if wanted is not None and DTYPES[wanted].safetensors is None:

@@ -106,8 +106,7 @@ class _MlxPlan:
 
     def _recipe_bits(self, module: str) -> int:
         """More bits for the head, and for V and the down projection in the first and last eighth of layers and every
-        third one in
-        between.
+        third one in between.
         """
         low, high = RECIPES[self.recipe or ""]
         layer = next((int(word) for word in module.split(".") if word.isdecimal()), 0)
