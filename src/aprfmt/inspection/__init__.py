@@ -1,1 +1,1 @@
-"""Looking at models: description, per-tensor figures, rules, comparison. Returns values; never prints."""
+"""Inspects models: description, per-tensor statistics, rules, comparison. Returns values; never prints."""

@@ -19,10 +19,10 @@ class ModelDifference:
     Attributes:
         kind: "format", "metadata" or "tensor".
         name: of a metadata key, a file of a folder, or a tensor under its Hugging Face name.
-        a, b: what the two sides have, short enough to print; None where a side has nothing.
+        a, b: the two sides, short enough to print; None if absent.
         what: of files "content"; of tensors "missing", "shape", "dtype", "bytes" or "values".
         first_difference: of lists, the first item that differs.
-        distance: of tensors whose values were compared.
+        distance: metrics of tensors whose values were compared.
     """
 
     kind: Literal["format", "metadata", "tensor"]
@@ -34,7 +34,7 @@ class ModelDifference:
     distance: Distance | None = None
 
     def to_json(self) -> dict[str, object]:
-        """{kind, name, a, b}, and of the rest what there is."""
+        """{kind, name, a, b}, and the other attributes if set."""
         more = {"what": self.what, "first_difference": self.first_difference}
         body: dict[str, object] = {"kind": self.kind, "name": self.name, "a": self.a, "b": self.b}
         body |= {key: value for key, value in more.items() if value is not None}
@@ -93,7 +93,7 @@ class Comparison:
         return f"{words}, {plural(self.tensors_compared, 'tensor')} compared"
 
     def to_json(self) -> dict[str, object]:
-        """The keys of the JSON contract; `tensors` and `total` only where values were compared."""
+        """The keys of the JSON contract; `tensors` and `total` only if values were compared."""
         body: dict[str, object] = {
             "a": self.a,
             "b": self.b,

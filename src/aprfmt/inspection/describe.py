@@ -1,4 +1,4 @@
-"""What a model file is, as `apr inspect` says it: from index, metadata and the first bytes of its weights."""
+"""Describes a model file for `apr inspect`, from index, metadata and the first bytes of its weights."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from aprfmt.model import Model, Tensor
 from aprfmt.types import PathLike
 
 FOOTER_LIMIT_BYTES = 2 << 30
-"""Up to this size a whole-file checksum is verified unasked; above, it is a job for `apr validate`."""
+"""Whole-file checksums are verified up to this size; above, use `apr validate`."""
 
 ALWAYS_PRESENT = ("license", "data_source", "data_license", "hf_architecture", "hf_model_type")
 
 REQUIRED_DIMS = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
-"""What no runtime can do without; the load gate of the reference runtime asks for the same."""
+"""Required by every runtime; the load gate of the reference runtime requires the same."""
 
 DIMS = (
     *(("num_layers", "layers"), ("hidden_size", "hidden"), ("intermediate_size", "feed-forward")),
@@ -38,7 +38,7 @@ DIMS = (
     *(("num_experts", "experts"), ("num_experts_per_tok", "experts used")),
     *(("rope_theta", "rope theta"), ("rms_norm_eps", "norm eps")),
 )
-"""Typed metadata fields of a network, with what people call them."""
+"""Typed metadata fields of a network, with their user-facing names."""
 
 # The typed APR fields that Model.hparams holds under the same name.
 _HPARAM_FIELDS = (
@@ -48,19 +48,19 @@ _HPARAM_FIELDS = (
     "moe_intermediate_size",
 )
 
-# Dtypes that every decoder of the reference runtime reads with their right meaning.
+# Dtypes that every decoder of the reference runtime reads correctly.
 _RUNTIME_DTYPES = ("F32", "F16", "BF16", "Q4_K", "Q6_K")
 
 
 @light_dataclass(frozen=True, slots=True)
 class TowerInfo:
-    """What a GGUF of towers holds.
+    """The contents of a tower GGUF.
 
     Attributes:
-        row: id of the row of the table of towers; None where it has none for the file.
-        projectors: llama.cpp's names of the networks.
-        sees, hears: whether it is for images, for sounds.
-        width: values that it gives the language model at each position.
+        row: id of the row in the tower table; None if unknown.
+        projectors: llama.cpp's projector types.
+        sees, hears: whether it is for images, for audio.
+        width: output width per position.
         classes: of the models that it may belong to.
     """
 
@@ -74,7 +74,7 @@ class TowerInfo:
 
 @light_dataclass(frozen=True, slots=True)
 class Compatibility:
-    """Whether the reference runtime can run the file as it is, and every reason why not."""
+    """Whether the reference runtime can run the file unchanged, and every reason why not."""
 
     reference_runtime: bool
     reasons: list[str]
@@ -82,12 +82,12 @@ class Compatibility:
 
 @light_dataclass(frozen=True, slots=True)
 class Carried:
-    """What a file holds beside the network.
+    """What a file contains besides the network.
 
     Attributes:
-        tensors: how many are not part of it.
-        kinds: what these are of, the largest first: {"vision tower": {"tensors", "bytes"}}.
-        files, file_bytes: files of the folder that an `.apr` was imported from, which belong to no model.
+        tensors: number of extra tensors.
+        kinds: what they belong to, the largest first: {"vision tower": {"tensors", "bytes"}}.
+        files, file_bytes: files of the imported folder that are not part of the model.
     """
 
     tensors: int
@@ -101,12 +101,12 @@ class AdapterInfo:
     """What an adapter changes.
 
     Attributes:
-        kind: "lora", or the reason why it is not understood.
-        base: name of the base model, as the adapter has it.
+        kind: "lora", or why it is not supported.
+        base: name of the base model, as stored in the adapter.
         rank, alpha: of most weights.
-        scales: what the products are multiplied by, each number once.
-        weights, whole: how many weights it adds to, and how many it replaces.
-        modules: the ends of the names of those that it adds to.
+        scales: distinct scales.
+        weights, whole: number of weights that it updates, and that it replaces.
+        modules: suffixes of the updated modules.
     """
 
     kind: str
@@ -119,23 +119,23 @@ class AdapterInfo:
     modules: Sequence[str] = ()
 
 
-# Fields of Inspection that its JSON has only where they were asked for.
+# Fields of Inspection that its JSON has only on request.
 _ON_REQUEST = ("quality", "with_vocabulary", "vocabulary", "tensors", "stored")
 
 
 STORED_ITEMS = 64
-"""Elements of a list that are shown of a stored key."""
+"""Maximum number of list elements shown per stored key."""
 
 
 @light_dataclass(frozen=True, slots=True)
 class StoredKey:
-    """One metadata key as the file has it.
+    """One metadata key as stored.
 
     Attributes:
         key: its name.
-        type: as the container calls it, "UINT32", "ARRAY of STRING"; of JSON "string", "integer", "list", ...
-        count: elements of a list, None for what is none.
-        value: the value; of a list the first STORED_ITEMS elements.
+        type: as the container calls it, "UINT32", "ARRAY of STRING"; for JSON "string", "integer", "list", ...
+        count: elements of a list, None for other types.
+        value: the value; for a list the first STORED_ITEMS elements.
     """
 
     key: str
@@ -190,7 +190,7 @@ class Inspection:
     stored: Sequence[StoredKey] | None = None
 
     def to_json(self) -> dict[str, object]:
-        """The keys of the JSON contract; `quality`, `vocabulary`, `keys`, `tensors` only where they were asked for."""
+        """The keys of the JSON contract; `quality`, `vocabulary`, `keys`, `tensors` only on request."""
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _ON_REQUEST}
         body["quantized"] = [asdict(row) for row in self.quantized]
         body["carried"] = asdict(self.carried)
@@ -260,11 +260,11 @@ def _package_warnings(model: Model) -> list[str]:
 
 
 def describe(model: Model, *, quality: bool = False) -> Inspection:
-    """What an opened model is; `quality` adds the score and verifies checksums of any size."""
+    """Describes an opened model; `quality` adds the score and verifies checksums of any size."""
     entries = model.tensors.entries
     metadata = typed_metadata(model)
     stated = metadata.get("architecture")
-    # The footer of a huge file takes long: apr validate looks at it.
+    # The footer of a huge file takes long: apr validate checks it.
     large = model.convention == "apr" and model.size_bytes > FOOTER_LIMIT_BYTES and not quality
     checksum = {"header": "ok", "footer": "unchecked"} if large else model.checksum()
     tokenizer = tokenizer_info(model)
@@ -344,7 +344,7 @@ def _adapter_info(model: Model) -> AdapterInfo | None:
 
 
 def carried(model: Model) -> Carried:
-    """What `model` holds beside the network."""
+    """What `model` contains besides the network."""
     names = model.tensors
     row = row_of(model.hparams, kv=model.metadata if model.convention == "gguf" else None, tensor_names=names)
     whole = looks_like_adapter(model)
@@ -359,9 +359,9 @@ def carried(model: Model) -> Carried:
 
 
 def typed_metadata(model: Model) -> dict[str, object]:
-    """The typed fields of an APR v2 file that are set, for other containers what says the same.
+    """The set typed fields of an APR v2 file; for other containers the equivalent.
 
-    The five provenance and identity fields of ALWAYS_PRESENT are there as None when nothing is known.
+    The five provenance and identity fields of ALWAYS_PRESENT are None if unknown.
     """
     is_apr = model.convention == "apr" and model.format != "apr-v1"
     if is_apr:
@@ -393,7 +393,7 @@ def _from_other(model: Model) -> dict[str, object]:
 
 
 def _is_apr2(model: Model) -> bool:
-    """Whether it is an `.apr` v2, told without loading its modules for other containers."""
+    """Whether it is an `.apr` v2, without importing its modules for other containers."""
     if model.convention != "apr":
         return False
     from aprfmt.formats import apr2

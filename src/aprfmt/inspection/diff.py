@@ -1,4 +1,4 @@
-"""What two models differ in: container, metadata, tensors by Hugging Face name, bytes or decoded values."""
+"""Compares two models: container, metadata, tensors by Hugging Face name, bytes or decoded values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from aprfmt.model import Model
 from aprfmt.text import plural
 from aprfmt.types import PathLike
 
-# Typed APR fields that some other container has no place for, and the template, which the tokenizers show.
+# Typed APR fields that some other container cannot store, and the template, which the tokenizers show.
 _APR_ONLY = (
     *("model_type", "original_format", "created_at", "total_size", "param_count"),
     *("hf_architecture", "hf_model_type", "chat_template"),
@@ -154,7 +154,7 @@ def _by_value(
     flow: Flow,
     advance: Progress,
 ) -> Comparison:
-    """`found` with what the decoded values differ in, and the figures of every tensor, the worst first."""
+    """`found` with the differences of decoded values, and the metrics of every tensor, the worst first."""
     differences = list(found.differences)
     common: list[tuple[str, CanonicalTensor, CanonicalTensor]] = []
     for name, x, y in pairs:
@@ -171,7 +171,7 @@ def _by_value(
         name, x, y = pair
         if x.dtype == y.dtype and x.n_bytes == y.n_bytes and _same_bytes(x, y):
             return None
-        # What has to be in memory whole (a transposed matrix) is there once, not once a thread.
+        # Tensors that must be in memory whole (a transposed matrix) are there once, not once per thread.
         is_large = max(x.produced.held_bytes, y.produced.held_bytes) > _LARGE_BYTES
         with one_at_a_time if is_large else nullcontext():
             return measure(name, x, y, tolerance, is_over)
@@ -206,11 +206,11 @@ def _totals(models: tuple[Model, Model], n_tensors: int, distance: Distance) -> 
 
 
 def same_files(a: Model, b: Model) -> bool:
-    """Whether all files of both models are byte for byte the same, tensors and all."""
+    """Whether all files of both models are byte-identical."""
     if a.format != b.format or [s.size for s in a.sources] != [s.size for s in b.sources]:
         return False
     if a.convention == "hf":
-        return False  # config and tokenizer lie in files of their own
+        return False  # config and tokenizer are separate files
     return all(map(is_same_content, a.sources, b.sources))
 
 
@@ -259,12 +259,12 @@ def _presence(thing: object) -> str:
 def _same_json(p: bytes, q: bytes) -> bool:
     try:
         return bool(json.loads(p) == json.loads(q))
-    except (ValueError, RecursionError):  # no JSON after all: the bytes have decided
+    except (ValueError, RecursionError):  # not JSON after all: the bytes decide
         return False
 
 
 def same_value(x: object, y: object) -> bool:
-    """Whether two metadata values are the same; floats may differ by rounding to 32 bits."""
+    """Whether two metadata values are equal; floats may differ by rounding to 32 bits."""
     if isinstance(x, float) and isinstance(y, float):
         return x == y or (math.isnan(x) and math.isnan(y)) or math.isclose(x, y, rel_tol=1e-7)
     if _is_list(x) and _is_list(y):
@@ -277,7 +277,7 @@ def _is_list(value: object) -> TypeGuard[Collection[object]]:
 
 
 def _short(value: object) -> object:
-    """`value` small enough to print: long texts are cut, long lists and objects are counted."""
+    """`value` shortened for printing: long texts are truncated, long lists and objects are counted."""
     if isinstance(value, str) and len(value) > _MAX_TEXT:
         return f"{value[:_MAX_TEXT]}… ({len(value)} characters)"
     if _is_list(value):
@@ -297,7 +297,7 @@ def _metadata_difference(name: str, x: object, y: object) -> ModelDifference:
 
 
 def _tokenizer_differences(a: Model, b: Model) -> Iterator[ModelDifference]:
-    """Across containers the tokenizers are compared as data; inside one the metadata has shown it all."""
+    """Compares the tokenizers as data across containers; within one the metadata has shown everything."""
     if a.format == b.format and a.convention != "hf":
         return
     left, right = a.tokenizer, b.tokenizer
@@ -312,7 +312,7 @@ def _tokenizer_differences(a: Model, b: Model) -> Iterator[ModelDifference]:
 
 
 def _base(a: Model, b: Model, given: PathLike | None) -> Base | None:
-    """What two adapters are for, as far as it is known."""
+    """The base models of two adapters, as far as known."""
     both = (a, b)
     if not all(map(is_adapter, both)):
         if given is not None:
@@ -322,7 +322,7 @@ def _base(a: Model, b: Model, given: PathLike | None) -> Base | None:
 
 
 def _adapters(a: Model, b: Model, base: Base | None) -> list[tuple[Adapter, dict[str, LoraPair]]]:
-    """Both adapters with their pairs by Hugging Face names, where both have such; [] where one has none."""
+    """Both adapters with their pairs by Hugging Face names, if possible for both; [] otherwise."""
     found = []
     try:
         for model in (a, b):
@@ -335,7 +335,7 @@ def _adapters(a: Model, b: Model, base: Base | None) -> list[tuple[Adapter, dict
 
 
 def _scale_differences(a: Model, b: Model, base: Base | None) -> Iterator[ModelDifference]:
-    """Scales of two adapters, which are not tensors and yet part of what they add."""
+    """Scales of two adapters, which are not tensors but part of their updates."""
     found = _adapters(a, b, base)
     for name in found[0][1] if found else ():
         x, y = (pairs.get(name) for _, pairs in found)
@@ -346,13 +346,13 @@ def _scale_differences(a: Model, b: Model, base: Base | None) -> Iterator[ModelD
 def _pairs(
     a: Model, b: Model, base: Base | None, decoding: Decoding
 ) -> Iterator[tuple[str, CanonicalTensor | None, CanonicalTensor | None]]:
-    """Tensors under Hugging Face names; under their own where either model has no such form."""
+    """Tensors under Hugging Face names; under their own if that is impossible for either model."""
     if found := _adapters(a, b, base):
         left, right = ({**replace(adapter, pairs=pairs).tensors} for adapter, pairs in found)
     else:
         try:
             both = canonical(a, decoding=decoding), canonical(b, decoding=decoding)
-            # Of folders the files are compared by themselves, as far as they belong to the model.
+            # Files of folders are compared separately, as far as they belong to the model.
             with_files = all(model.convention == "apr" for model in (a, b))
             left, right = (c.stored if with_files else c.all_tensors for c in both)
         except (UnmappedError, RefusedError, UnsupportedError):
@@ -369,7 +369,7 @@ def _difference(
 
 
 def _tensor_differences(name: str, x: CanonicalTensor | None, y: CanonicalTensor | None) -> Iterator[ModelDifference]:
-    """What two tensors differ in as they are stored."""
+    """How two tensors differ as stored."""
     if x is None or y is None:
         yield _difference(name, x, y, "missing")
     elif x.shape != y.shape:
@@ -378,7 +378,7 @@ def _tensor_differences(name: str, x: CanonicalTensor | None, y: CanonicalTensor
         yield _difference(name, x, y, "dtype")
     elif x.n_bytes != y.n_bytes or not _same_bytes(x, y):
         distance = None
-        with suppress(AprError):  # bytes that cannot be decoded differ all the same
+        with suppress(AprError):  # bytes that cannot be decoded still differ
             distance = measure(name, x, y, 0.0).distance()
         yield _difference(name, x, y, "bytes", distance)
 

@@ -1,4 +1,4 @@
-"""A page about how far the values of two models are apart: layer by layer, kind by kind, tensor by tensor."""
+"""The page of a comparison by values: layer by layer, kind by kind, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from aprfmt.inspection.comparison import Comparison, ModelDifference
 
 _SHOWN_ROWS = 500
-"""Rows in the document, the worst ones: its search box finds the others too."""
+"""Rows in the document, the worst ones: the search box finds the others too."""
 
 _NO_LOSS_DB, _LOST_DB = 60.0, 0.0
-"""SNR at which a square of the map is palest, and at which it is fullest."""
+"""SNR of the palest and of the fullest colour of the map."""
 
 
 def html(found: Comparison) -> str:
@@ -71,7 +71,7 @@ def _tiles(found: Comparison) -> str:
 
 
 def _map(kinds: dict[str, Layers[TensorFigures]], layers: Sequence[int]) -> str:
-    """The lower the SNR, the fuller the colour; orange where a NaN stands against a number."""
+    """The lower the SNR, the fuller the colour; orange if a NaN replaces a number."""
 
     def cell(kind: str, layer: int, rows: Sequence[TensorFigures]) -> Cell:
         worst = max(rows, key=lambda row: row.distance.badness).distance
@@ -91,7 +91,7 @@ def _map(kinds: dict[str, Layers[TensorFigures]], layers: Sequence[int]) -> str:
 
 
 def _charts(kinds: dict[str, Layers[TensorFigures]]) -> list[Chart]:
-    """A chart a kind, all over the same range."""
+    """One chart per kind, all with the same range."""
     curves = {
         kind: Series(
             "mean SNR", layers := sorted(of), [_mean([row.distance.snr_db for row in of[i]]) for i in layers], "exact"

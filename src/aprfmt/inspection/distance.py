@@ -1,4 +1,4 @@
-"""How far the decoded values of two tensors are apart, and two sets of tensors, in constant memory and many threads."""
+"""Distance metrics between the decoded values of tensors, in constant memory with many threads."""
 
 from __future__ import annotations
 
@@ -25,20 +25,18 @@ R = TypeVar("R")
 class Distance:
     """How far the decoded values of tensor `b` are from those of `a`.
 
-    Two values are the same when both are NaN, or the same infinity. `relative_rmse`, `snr_db` and `cosine` are over the
-    places where both are finite, so that a NaN hides nothing of the rest.
+    Two values are equal if both are NaN, or the same infinity. `relative_rmse`, `snr_db` and `cosine` cover the
+    positions where both are finite, so that a NaN does not hide the rest.
 
     Attributes:
-        n_values: how many there are.
-        n_different: how many differ, by more than the tolerance.
-        max_diff, rmse: the largest difference, and the root of their mean square; infinite where a NaN or an infinity
-            stands against another value.
-        relative_rmse: the root of sum (a - b)² / sum a²; None where every a is 0 and some b is not.
-        snr_db: the same in decibels, -20 log10; None where it is 0 or None.
-        cosine: of the angle between both as vectors; None where one of them is all zeros and the other is not.
-        nonfinite_a, nonfinite_b: NaNs and infinities of each side; None where the bytes are the same and were not
-            decoded.
-        nonfinite_different: places where one of those stands against another value.
+        n_values: their number.
+        n_different: number of values that differ by more than the tolerance. max_diff, rmse: the largest difference,
+            and the root of their mean square; infinite if a NaN or an infinity differs from the other side.
+        relative_rmse: the root of sum (a - b)² / sum a²; None if every a is 0 and some b is not.
+        snr_db: the same in decibels, -20 log10; None if it is 0 or None.
+        cosine: of the angle between both as vectors; None if exactly one of them is all zeros. nonfinite_a,
+        nonfinite_b: NaNs and infinities of each side; None if the bytes are equal and were not decoded.
+        nonfinite_different: positions where one of those differs from the other side.
     """
 
     n_values: int
@@ -54,19 +52,19 @@ class Distance:
 
     @property
     def badness(self) -> tuple[bool, float]:
-        """Larger for what is worse: a NaN against a number before everything else, then the relative RMSE."""
+        """Larger is worse: a NaN in place of a number first, then the relative RMSE."""
         relative = math.inf if self.relative_rmse is None else self.relative_rmse
         return self.nonfinite_different > 0, relative
 
     @property
     def is_zero(self) -> bool:
-        """Whether every value is the same."""
+        """Whether all values are equal."""
         return self.max_diff == 0
 
 
 @dataclass(slots=True)
 class DistanceSums:
-    """What a Distance is computed from; the sums of several pairs of tensors add up."""
+    """Sums from which a Distance is computed; those of several tensor pairs can be added."""
 
     n: int = 0
     n_different: int = 0
@@ -80,7 +78,7 @@ class DistanceSums:
     nonfinite_different: int = 0
 
     def add(self, a: Array, b: Array, tolerance: float) -> None:
-        """Takes blocks of values, flat and equally long, in."""
+        """Adds blocks of values, flat and of equal length."""
         import numpy as np
 
         p, q = (_as_float64(block) for block in (a, b))
@@ -92,14 +90,14 @@ class DistanceSums:
                 sums = [float(np.einsum("i,i->", *pair)) for pair in ((p, p), (q, q), (p, q))]
             distance = np.abs(np.subtract(p, q, out=p), out=p)
             if a.dtype.kind in "iu" and b.dtype.kind in "iu" and p.size == a.size:
-                distance[(distance == 0) & (a != b)] = 1.0  # two 64-bit integers that are one float
+                distance[(distance == 0) & (a != b)] = 1.0  # two 64-bit integers that are the same float
             self.squares += float(np.einsum("i,i->", distance, distance))
         self.n_different += int(np.count_nonzero(distance > tolerance))
         self.largest = max(self.largest, float(distance.max(initial=0.0)))
         self.aa, self.bb, self.ab = self.aa + sums[0], self.bb + sums[1], self.ab + sums[2]
 
     def _finite(self, p: Array, q: Array) -> tuple[Array, Array]:
-        """Both blocks where both are finite; what is not is counted."""
+        """Both blocks where both are finite; counts the rest."""
         import numpy as np
 
         p_odd, q_odd = ~np.isfinite(p), ~np.isfinite(q)
@@ -113,14 +111,14 @@ class DistanceSums:
         return p[~odd], q[~odd]
 
     def merge(self, other: DistanceSums) -> None:
-        """Adds those of another pair of tensors."""
+        """Adds the sums of another pair of tensors."""
         self.largest = max(self.largest, other.largest)
         for name in ("n", "n_different", "squares", "aa", "bb", "ab", "nonfinite_a", "nonfinite_b"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.nonfinite_different += other.nonfinite_different
 
     def distance(self) -> Distance:
-        """The figures."""
+        """The metrics."""
         is_finite = self.aa + self.bb + self.squares < math.inf  # float64 values may have larger squares
         relative = 0.0 if not self.squares else math.sqrt(self.squares / self.aa) if self.aa and is_finite else None
         norm = math.sqrt(self.aa) * math.sqrt(self.bb) if is_finite else 0.0
@@ -149,14 +147,14 @@ def _as_float64(block: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class TensorFigures:
-    """A tensor that both models have in one shape.
+    """A tensor that both models have with the same shape.
 
     Attributes:
         name: its Hugging Face name.
         a, b: dtype of each side as stored.
         bits_a, bits_b: bits per weight of these dtypes.
-        distance: how far the values of `b` are from those of `a`.
-        sums: what it was computed from.
+        distance: metrics of the values of `b` relative to those of `a`.
+        sums: from which it was computed.
     """
 
     name: str
@@ -175,13 +173,13 @@ class TensorFigures:
 
 @dataclass(frozen=True, slots=True)
 class TotalFigures:
-    """All tensors that both models have in one shape, as if they were one.
+    """All tensors that both models have with the same shape, combined.
 
     Attributes:
-        n_tensors: how many.
+        n_tensors: their number.
         size_a, size_b: stored bytes of all tensors of each model.
-        bits_a, bits_b: the same as bits per weight; None of a model without weights.
-        distance: of all values together.
+        bits_a, bits_b: the same as bits per weight; None for a model without weights.
+        distance: metrics of all values.
     """
 
     n_tensors: int
@@ -197,7 +195,7 @@ class TotalFigures:
 
 
 def together(rows: Iterable[TensorFigures]) -> Distance:
-    """Of several tensors, as if they were one."""
+    """Combines several tensors."""
     sums = DistanceSums()
     for row in rows:
         sums.merge(row.sums)
@@ -205,7 +203,7 @@ def together(rows: Iterable[TensorFigures]) -> Distance:
 
 
 def bits_of(tensor: CanonicalTensor) -> float:
-    """Bits a weight as it is stored: of its dtype, or of all parts of a packed weight."""
+    """Bits per weight as stored: of its dtype, or of all parts of a quantized weight."""
     packed = _packed(tensor)
     if packed is not None:
         return 8 * sum(part.n_bytes for part in packed.sources) / max(1, n_elements(packed.shape))
@@ -214,7 +212,7 @@ def bits_of(tensor: CanonicalTensor) -> float:
 
 
 def form_of(tensor: CanonicalTensor) -> str:
-    """The dtype in which it is stored, or the scheme by which it is packed."""
+    """The stored dtype, or the quantization scheme."""
     packed = _packed(tensor)
     return packed.scheme if packed is not None else tensor.original_dtype
 
@@ -227,7 +225,7 @@ def _packed(tensor: CanonicalTensor) -> PackedTensor | None:
 def measure(
     name: str, x: CanonicalTensor, y: CanonicalTensor, tolerance: float, is_over: Callable[[], bool] = lambda: False
 ) -> DistanceSums:
-    """The sums over both tensors, of one shape. Raises RunError once `is_over`: nobody waits for them."""
+    """The sums over two tensors of the same shape. Raises RunError once `is_over`: nobody waits for the result."""
     sums = DistanceSums()
     sides = (side.produced.without_scales() for side in (x, y))
     streams = (decoded_values(side.dtype, side.shape, side.chunks, name=name) for side in sides)
@@ -239,7 +237,7 @@ def measure(
 
 
 def same_sums(name: str, x: CanonicalTensor, is_over: Callable[[], bool] = lambda: False) -> DistanceSums:
-    """The sums of a tensor and itself."""
+    """The sums of a tensor compared with itself."""
     sums = DistanceSums()
     made = x.produced.without_scales()
     for block in decoded_values(made.dtype, made.shape, made.chunks, name=name):
@@ -250,16 +248,16 @@ def same_sums(name: str, x: CanonicalTensor, is_over: Callable[[], bool] = lambd
 
 
 def identical(x: CanonicalTensor) -> Distance:
-    """Of a tensor and one with the same bytes."""
+    """The metrics of a tensor and one with the same bytes."""
     return Distance(n_elements(x.shape), 0, 0.0, 0.0, 0.0, None, 1.0, None, None, 0)
 
 
 def side_by_side(
     things: Sequence[T], work: Callable[[T, Callable[[], bool]], R], flow: Flow = DEFAULT_FLOW
 ) -> Iterator[R]:
-    """`work(thing, is_over)` of each thing, in order, made by as many threads as `flow` has workers.
+    """`work(thing, is_over)` for each thing, results in order, using as many threads as `flow` has workers.
 
-    Where one fails, or the caller stops, `is_over` tells the others that nobody waits for them.
+    If one fails, or the caller stops, `is_over` tells the others to stop.
     """
     over = threading.Event()
     with ThreadPoolExecutor(flow.n_workers, thread_name_prefix="apr") as pool:

@@ -1,4 +1,4 @@
-"""What a network gives in place of the next token: classes, scores, one vector of a text."""
+"""Outputs other than next-token logits: classes, scores, embeddings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MAX_LABELS = 64
 
 @light_dataclass(frozen=True, slots=True)
 class HeadInfo:
-    """What stands on a network, and behind it.
+    """The head of a network, and pooling.
 
     Attributes:
-        task: what its head is for ("token classification"); None for an output head, and for a network without one.
-        labels: names of the head's outputs, at most 64; [] where nothing names them.
-        n_labels: how many there are; None where nothing says.
-        pooling: how one vector is made of a text ("mean", "rank": a score); None where nothing says.
-        dense: values that each layer behind the pooling takes and gives.
+        task: purpose of the head ("token classification"); None for an output head, and for a headless network.
+        labels: names of the head's outputs, at most 64; [] without names.
+        n_labels: their number; None if unknown.
+        pooling: pooling type of a text embedding ("mean", "rank": a score); None if not stated.
+        dense: input and output widths of each layer after pooling.
         modules: classes of further modules of a sentence-transformers folder.
     """
 
@@ -34,7 +34,7 @@ class HeadInfo:
 
 
 def head_info(model: Model) -> HeadInfo | None:
-    """The head of `model`; None for a language model, and for a network that gives hidden states alone."""
+    """The head of `model`; None for a language model, and for a network that outputs hidden states only."""
     h = model.hparams
     head, extra = head_of(h.hf_architecture or _class_of(model)), h.extra
     labels = list(_labels(extra.get("id2label"))) if head is not None else []
@@ -56,7 +56,7 @@ def head_info(model: Model) -> HeadInfo | None:
 
 
 def _class_of(model: Model) -> str | None:
-    """The class that a GGUF's network has, by its tensors."""
+    """The class of a GGUF's network, from its tensors."""
     from aprfmt.arch.table import row_of
 
     if model.convention != "gguf":

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 Layers = dict[int, list[T]]
-"""Layer -> the tensors of one kind: one tensor, or several where there are experts."""
+"""Layer -> the tensors of one kind: one tensor, or several with experts."""
 
 _LAYER = re.compile(r"(?:^|\.)(\d{1,9})\.")
 

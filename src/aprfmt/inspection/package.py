@@ -1,4 +1,4 @@
-"""What a conversion of a model's folder leaves out or refuses: names of files, links that lead out."""
+"""What a conversion of a model's folder leaves out or refuses: file names, links to outside."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def folder_of(model: Model) -> HfNative | None:
 
 
 def refused_names(folder: HfNative) -> list[NameFinding]:
-    """What io.names finds in the names of the folder's files."""
+    """Problems that io.names finds in the names of the folder's files."""
     return findings(folder.further_files(), folder.own_names())
 
 
 def outside_files(folder: HfNative) -> list[str]:
-    """The folder's files that links bring from outside."""
+    """The folder's files that link to outside."""
     names = (*folder.own_names(), *folder.further_files())
     return links_out(folder.folder, [folder.folder / name for name in names])

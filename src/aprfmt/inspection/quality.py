@@ -15,7 +15,7 @@ from aprfmt.provenance.spdx import is_spdx
 QUALITY_THRESHOLD = 90
 
 
-# Words that fill a field without saying anything.
+# Words that fill a field without information.
 _PLACEHOLDERS = (None, "", "unknown", "tbd", "todo", "n/a", "none")
 
 
@@ -24,7 +24,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h)\.(\d{1,6})\.")
 
 @light_dataclass(frozen=True, slots=True)
 class QualityPart:
-    """Points of at most `max`, what was looked at, what was found, what is missing or wrong."""
+    """Points of at most `max`: what was checked, what was found, what is missing or wrong."""
 
     points: int
     max: int
@@ -35,13 +35,13 @@ class QualityPart:
 
 @light_dataclass(frozen=True, slots=True)
 class Quality:
-    """How well a file describes itself: the points of each part."""
+    """How complete a file's metadata is: the points of each part."""
 
     breakdown: Mapping[str, QualityPart]
 
     @property
     def score(self) -> int:
-        """Points of all parts, at most 100."""
+        """Total points, at most 100."""
         return sum(part.points for part in self.breakdown.values())
 
     def to_json(self) -> dict[str, object]:
@@ -59,7 +59,7 @@ def quality_of(
 ) -> Quality:
     """The score of an opened model. `metadata`, `checksum` and `tokenizer` are those of its Inspection.
 
-    No tensor value is decoded, and the breakdown says so; `apr validate` does that.
+    Tensor values are not decoded, and the breakdown says so; `apr validate` does that.
     """
     structure = dict.fromkeys(("architecture", "hidden_size", "num_layers", "num_heads"), 5)
     licenses = {"license": 9, "data_source": 8, "data_license": 8}
@@ -94,7 +94,7 @@ def _checksum_part(checksum: Mapping[str, str]) -> QualityPart:
 def _fields_part(
     metadata: Mapping[str, object], points: Mapping[str, int], what: str, problems: Mapping[str, str]
 ) -> QualityPart:
-    """The points of the fields that are stated, without those that have a problem."""
+    """The points of the stated fields, without those that have a problem."""
     values = {name: metadata.get(name) for name in points}
     found = {
         name: value
@@ -107,14 +107,14 @@ def _fields_part(
 
 
 def _contradictions(model: Model, metadata: Mapping[str, object]) -> dict[str, str]:
-    """Stated dims that the tensors contradict."""
+    """Stated dimensions that the tensors contradict."""
     problems = {}
     embedding = first_tensor(model, EMBEDDING)
     width, layers = metadata.get("hidden_size"), metadata.get("num_layers")
     if embedding is not None and width is not None and width not in embedding.shape:
         problems["hidden_size"] = f"hidden_size {width}, but {embedding.name} is {list(embedding.shape)}"
     seen = {int(m[1]) for tensor in model.tensors.entries if (m := _LAYER.search(tensor.name))}
-    if seen and isinstance(layers, int) and len(seen) < layers:  # prediction heads may add some
+    if seen and isinstance(layers, int) and len(seen) < layers:  # MTP layers may add some
         problems["num_layers"] = f"num_layers {layers}, but the tensors have {len(seen)}"
     return problems
 
@@ -134,5 +134,5 @@ def _tokenizer_part(model: Model, tokenizer: TokenizerInfo | None) -> QualityPar
 
 
 def first_tensor(model: Model, gguf_name: str) -> Tensor | None:
-    """The tensor of that GGUF name, under whatever name it has in the model; None without one."""
+    """The tensor with that GGUF name, under whatever name it has in the model; None without one."""
     return next((model.tensors[name] for name in spellings(gguf_name) if name in model.tensors), None)

@@ -1,4 +1,4 @@
-"""The quantized weights of a model: those of a quantized checkpoint, and those that QAT left on the values of Q4_0."""
+"""The quantized weights of a model: those of a quantized checkpoint, and weights on a QAT lattice."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _FLOATS = ("F32", "F16", "BF16", "F64")
 _BLOCK_BYTES = 64
 """Of a block of Q4_0 in bfloat16."""
 _CODES = 17
-"""Values of a block at most: 16, and a negative zero."""
+"""Maximum number of distinct values in a block: 16, and negative zero."""
 _SAMPLE_BLOCKS = 1 << 10
 _MISSES = 8
-"""Weights without a lattice after which no other is read, if none has one."""
+"""Number of weights without a lattice after which the search stops, if none has one."""
 
 
 @light_dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class QuantizedWeights:
     """Weights of one scheme.
 
     Attributes:
-        scheme: what `--quantize` writes, such as "w4a16-g64"; else the method, such as "AWQ"; "Q4_0 lattice" for
-            bfloat16 values that Q4_0 holds without error, as quantization-aware training leaves them.
-        weights: how many.
+        scheme: as for `--quantize`, such as "w4a16-g64"; else the method, such as "AWQ"; "Q4_0 lattice" for bfloat16
+            values that are exact in Q4_0, as quantization-aware training leaves them.
+        weights: number of weights.
         bits_per_weight: as stored, scales among them.
     """
 
@@ -48,19 +48,19 @@ class PackedCount:
 
 
 def count_packed(model: Model) -> PackedCount:
-    """Counts the parameters of an opened model; packed weights count as what they decode to, where that is known."""
+    """Counts the parameters of an opened model; quantized weights count as their decoded elements, if known."""
     entries = model.tensors.entries
     if all(DTYPES[tensor.dtype].is_quantized or tensor.dtype in _FLOATS for tensor in entries):
         return PackedCount(
             sum(tensor.size for tensor in entries), []
-        )  # nothing that could be a part of a packed weight
+        )  # nothing that could be part of a quantized weight
     from aprfmt.canonical.packed import AS_STORED, Packing, packing
     from aprfmt.codecs.serving import scheme_of
 
     h = replace(model.hparams, extra=dict(model.hparams.extra))
     try:
         packs = packing(model, None, h, AS_STORED, allow_unmapped=True)
-    except AprError:  # what inspects a model says what is wrong with it
+    except AprError:  # inspection reports what is wrong with it
         packs = Packing()
     kept = (tensor.shape for tensor in entries if tensor.name not in packs.parts)
     n_params = sum(map(n_elements, (*kept, *(weight.shape for weight in packs.weights))))
@@ -78,9 +78,9 @@ def count_packed(model: Model) -> PackedCount:
 
 
 def lattice_weights(model: Model) -> list[QuantizedWeights]:
-    """The bfloat16 weights whose first blocks Q4_0 holds without error, as one row; [] without any.
+    """The bfloat16 weights whose first blocks are exact in Q4_0, as one row; [] without any.
 
-    Reads the first bytes of each matrix; none of a model on the hub, where each read is a download.
+    Reads the first bytes of each matrix; none for a model on the hub, where each read is a download.
     """
     found = misses = 0
     for tensor in model.tensors.entries:
@@ -105,7 +105,7 @@ def _is_on_lattice(tensor: Tensor) -> bool:
 
 
 def as_words(rows: Sequence[QuantizedWeights]) -> str:
-    """The rows as one line for people."""
+    """The rows as one readable line."""
     return "; ".join(
         f"{row.weights:,} weights on the values of Q4_0 (QAT): apr quantize FILE q4_0 loses nothing"
         if row.scheme == "Q4_0 lattice"

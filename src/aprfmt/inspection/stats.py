@@ -1,4 +1,4 @@
-"""Figures of a tensor in constant memory."""
+"""Statistics of a tensor in constant memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from aprfmt.types import Array
 
 @dataclass(slots=True)
 class Stats:
-    """Running figures of one tensor; mean, std, min and max are over the finite values.
+    """Running statistics of one tensor; mean, std, min and max cover the finite values.
 
-    `moments=False` leaves mean and std out, which saves most of the time.
+    `moments=False` omits mean and std, which saves most of the time.
     """
 
     moments: bool = True
@@ -31,7 +31,7 @@ class Stats:
     _n_finite: int = 0
 
     def add(self, block: Array) -> None:
-        """Takes the values of `block` in, by the pairwise update of mean and squared deviation."""
+        """Adds the values of `block`, with the pairwise update of mean and squared deviation."""
         import numpy as np
 
         values = block.view(block.real.dtype) if block.dtype.kind == "c" else block
@@ -64,7 +64,7 @@ class Stats:
         self._n_finite = total
 
     def to_json(self) -> dict[str, float | None]:
-        """The keys of `tensors --stats`; None where no finite value was seen."""
+        """The keys of `tensors --stats`; None without finite values."""
         some, known = self.min <= self.max, self._n_finite > 0
         return {
             "mean": self._mean if known else None,
@@ -78,7 +78,7 @@ class Stats:
 
 
 def tensor_stats(tensor: Tensor) -> Stats:
-    """Figures of all values of `tensor`. Raises UnsupportedError for a dtype that cannot be decoded."""
+    """Statistics of all values of `tensor`. Raises UnsupportedError for a dtype that cannot be decoded."""
     stats = Stats()
     for block in blocks(tensor):
         stats.add(block)

@@ -28,7 +28,7 @@ class TokenizerInfo:
 
 
 def tokenizer_info(model: Model) -> TokenizerInfo | None:
-    """Counts and special ids of the embedded tokenizer; None when there is none.
+    """Counts and special ids of the embedded tokenizer; None without one.
 
     The lists of an `.apr` and of a GGUF are counted, not decoded: 150,000 strings would take longer than the rest.
     """

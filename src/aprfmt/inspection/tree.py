@@ -1,4 +1,4 @@
-"""The modules of a model as a tree, made of the names of its tensors; equal layers can be folded into one line."""
+"""The modules of a model as a tree, built from tensor names; equal layers can be folded into one line."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _LONGEST_NUMBER = 9
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A tensor, or a module with what is in it.
+    """A tensor, or a module with its children.
 
-    A module that holds one thing alone is one node with it: `self_attn.rotary`.
+    A module with a single child is merged with it: `self_attn.rotary`.
 
     Attributes:
         name: the part of the name below the parent.
         path: the whole name.
         tensor: of a leaf; None for a module.
-        children: of a module, numbers in order, the rest as in the file.
-        tensor_count, params, n_bytes: totals of what is below.
-        kind: the same number for nodes that are built alike: names, dtypes and shapes.
+        children: of a module, numbers in order, the rest in file order.
+        tensor_count, params, n_bytes: totals of the subtree.
+        kind: the same number for nodes with equal structure: names, dtypes and shapes.
     """
 
     name: str
@@ -42,7 +42,7 @@ class TreeNode:
     kind: int
 
     def to_json(self, depth: int = 0) -> dict[str, object]:
-        """{name, path, type: "tensor" | "group", ...}; of groups below `depth` levels (0: all) without children."""
+        """{name, path, type: "tensor" | "group", ...}; groups below `depth` levels (0: all) without children."""
         body: dict[str, object] = {"name": self.name, "path": self.path}
         if self.tensor is not None:
             body |= {"type": "tensor", "dtype": self.tensor.dtype, "shape": list(self.tensor.shape)}
@@ -53,13 +53,13 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True)
 class TreeStep:
-    """One node on the way through a drawn tree, parents before children.
+    """A node in a drawn tree, parents before children.
 
     Attributes:
-        node: of several folded ones the first.
-        label: what it is called there: `0–31` for folded layers.
-        times: how many nodes it stands for.
-        parent: position of the parent among the steps, -1 at the top.
+        node: the first of several folded ones.
+        label: its shown name: `0–31` for folded layers.
+        times: number of folded nodes.
+        parent: index of the parent among the steps, -1 at the top.
         is_last: whether no sibling follows.
         is_closed: whether it has children that are not drawn.
     """
@@ -104,7 +104,7 @@ class Tree:
         }
 
     def steps(self, *, fold: bool = True) -> list[TreeStep]:
-        """All nodes to draw; with `fold`, numbered siblings that are built alike are one."""
+        """All nodes to draw; with `fold`, numbered siblings with equal structure are combined."""
         found: list[TreeStep] = []
         self._walk(self.nodes, -1, 1, fold, found)
         return found
@@ -141,7 +141,7 @@ _Kinds = dict[object, int]
 
 
 def _nodes(tensors: Sequence[Tensor], start: int, prefix: str, level: int, kinds: _Kinds) -> list[TreeNode]:
-    """The nodes of `tensors`, whose names all begin with `prefix`, as long as `start`; `kinds` grows."""
+    """The nodes of `tensors`, whose names all begin with `prefix`, of length `start`; `kinds` grows."""
     groups: dict[str, list[Tensor]] = {}
     for tensor in tensors:
         end = tensor.name.find(".", start) if level < MAX_TREE_DEPTH else -1
@@ -190,13 +190,13 @@ def _is_number(name: str) -> bool:
 
 
 def _rest(name: str) -> str:
-    """What follows the number that `name` begins with; "" for other names, whose own counts elsewhere."""
+    """The rest of `name` after its leading number; "" for other names, which are compared by themselves."""
     number, dot, rest = name.partition(".")
     return dot + rest if _is_number(number) else ""
 
 
 def _folded(nodes: Sequence[TreeNode]) -> Iterator[tuple[str, TreeNode, int]]:
-    """(label, first node, how many) of `nodes`, the numbered ones that are built alike as one."""
+    """(label, first node, number) of `nodes`, with numbered nodes of equal structure combined."""
     groups: dict[object, list[TreeNode]] = {}
     for i, node in enumerate(nodes):
         groups.setdefault(node.kind if _is_number(node.name.partition(".")[0]) else ("alone", i), []).append(node)

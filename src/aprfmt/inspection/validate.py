@@ -1,4 +1,4 @@
-"""Rules that a model must hold, as a table; the score is the passed share of the rules that apply."""
+"""Validation rules as a table; the score is the weighted share of the applicable rules that passed."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ Status: TypeAlias = Literal["pass", "info", "warn", "fail", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What the rule `id` says: a sentence, the tensor concerned, and what to do about it.
+    """The result of rule `id`: a sentence, the tensor concerned, and a suggestion.
 
-    One "skip": the rule does not apply to the file. A "pass" is a fact that the rule tells.
+    "skip": the rule does not apply to the file. "pass": a fact that the rule reports.
     """
 
     status: Status
@@ -68,10 +68,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class ValidationRule:
-    """One rule: id, weight in the score, what holds when it passes, and the function that looks.
+    """A rule: id, weight in the score, what holds if it passes, and the function that checks.
 
-    Of a rule of good practice (inspection.lint) `level` is what a failure of it counts as, `why` the reason for it and
-    `source` where it is written.
+    For a lint rule (inspection.lint) `level` is the severity of a failure, `why` the reason for it and `source` its
+    reference.
     """
 
     id: str
@@ -84,7 +84,7 @@ class ValidationRule:
 
 
 class Subject:
-    """A model under examination; what several rules need is computed once."""
+    """A model under examination; caches what several rules need."""
 
     def __init__(
         self, model: Model, progress: Callable[[int, str], None] | None = None, base: PathLike | None = None
@@ -95,35 +95,35 @@ class Subject:
 
     @cached_property
     def embedding(self) -> Tensor | None:
-        """The token embedding, under whatever name."""
+        """The token embedding, under any name."""
         return first_tensor(self.model, EMBEDDING)
 
     @property
     def no_tensors(self) -> str:
-        """Why there is nothing to look at."""
+        """Why tensors cannot be checked."""
         encrypted = self.model.flags.get("encrypted")
         return "the tensors are encrypted" if encrypted else "the file contains no tensors"
 
     @property
     def vocabulary_tensors(self) -> list[Tensor]:
-        """Embedding and output head, as far as they are there and two-dimensional."""
+        """Embedding and output head, if present and two-dimensional."""
         found = (self.embedding, first_tensor(self.model, OUTPUT_HEAD))
         return [t for t in found if t is not None and len(t.shape) == 2]
 
     @cached_property
     def canonical(self) -> Canonical | AprError:
-        """The model under Hugging Face names, or why it has no such form."""
+        """The model under Hugging Face names, or why that is impossible."""
         try:
             base = find_base(self.model, self._base) if is_adapter(self.model) else None
             return canonical(self.model, base=base)
         except StorageError:
-            raise  # says nothing about the file
+            raise  # independent of the file
         except AprError as error:
             return error
 
     @cached_property
     def stats(self) -> list[tuple[Tensor, Stats | AprError, list[int]]]:
-        """Each tensor's figures (or why there are none), and all-zero rows of the vocabulary tensors."""
+        """Each tensor's statistics (or why they are unavailable), and all-zero rows of the vocabulary tensors."""
         vocabulary = {id(t) for t in self.vocabulary_tensors}
         found = []
         for tensor in self.model.tensors.entries:
@@ -140,7 +140,7 @@ class Subject:
 
 
 def _scan(tensor: Tensor, dead: list[int] | None) -> Stats:
-    """One pass over `tensor`; indices of all-zero rows are appended to `dead` where it is given."""
+    """One pass over `tensor`; appends indices of all-zero rows to `dead` if given."""
     import numpy as np
 
     stats = Stats(moments=False)
@@ -151,7 +151,7 @@ def _scan(tensor: Tensor, dead: list[int] | None) -> Stats:
         stats.add(block)
         if dead is not None and columns:
             rows = block.reshape(-1, columns)
-            with np.errstate(invalid="ignore"):  # NaN are counted elsewhere
+            with np.errstate(invalid="ignore"):  # NaNs are counted elsewhere
                 dead += (row + np.flatnonzero(~np.any(rows, axis=1))).tolist()
             row += len(rows)
     return stats
@@ -181,7 +181,7 @@ def _footer(subject: Subject) -> Iterator[Check]:
 
 
 DIGEST_RULE = "file.sha256"
-"""The rule that compares files with digests from outside (inspection.checksums)."""
+"""The rule that compares files with external digests (inspection.checksums)."""
 
 
 def _covered(model: Model) -> bool:
@@ -193,7 +193,7 @@ def _covered(model: Model) -> bool:
 
 
 def _protection(subject: Subject) -> Iterator[Check]:
-    """What would tell that a byte of the file changed."""
+    """Which checksum would reveal a changed byte."""
     model, state = subject.model, subject.model.checksum()["footer"]
     shards = model.native_as(JoinedNative)
     if shards is not None and any(info.sha256 is not None for info, _ in shards.shards):
@@ -290,7 +290,7 @@ def _dead_rows(subject: Subject) -> Iterator[Check]:
 
 
 def _adapter(subject: Subject) -> Iterator[Check]:
-    """Whether an adapter is one: a plain LoRA of whole pairs, whose config fits."""
+    """Whether an adapter is valid: a plain LoRA of complete pairs with a matching config."""
     if not is_adapter(subject.model):
         yield Check("skip", "the file is not an adapter")
         return
@@ -366,7 +366,7 @@ def _required_keys(subject: Subject) -> Iterator[Check]:
     known = {key.field for key in row.keys} | {"architecture"} if row is not None else set(_REQUIRED)
     missing = [name for name in _REQUIRED if name in known and getattr(hparams, name) is None]
     if missing:
-        # Only a file that presents itself as a language model has to have the dims of one.
+        # Only a file that claims to be a language model must have its dimensions.
         status: Status = (
             "fail" if subject.embedding is not None and apr2.native_of(subject.model) is not None else "warn"
         )
@@ -468,12 +468,12 @@ class Validation:
 
 
 def apply(rules: Iterable[ValidationRule], subject: Subject) -> Iterator[tuple[ValidationRule, list[Check] | AprError]]:
-    """What each rule finds, or the error that kept it from looking: unreadable metadata, a tokenizer without sense."""
+    """The findings of each rule, or the error that prevented it: unreadable metadata, an invalid tokenizer."""
     for rule in rules:
         try:
             yield rule, list(rule.look(subject))
         except StorageError:
-            raise  # says nothing about the file
+            raise  # independent of the file
         except AprError as error:
             yield rule, error
 
@@ -489,9 +489,9 @@ def validate(
 ) -> Validation:
     """Applies every rule to the model at `path`, and those of `more`; every value is decoded.
 
-    `strict` counts warnings as failures, a score under `min_score` fails. A warning costs its rule's weight, too.
-    `base` is the model that an adapter is compared with. `progress` is called with the bytes to decode, its result with
-    (bytes, tensor) as they are.
+    `strict` counts warnings as failures, a score under `min_score` fails. A warning costs its rule's weight too. `base`
+    is the model that an adapter is compared with. `progress` is called with the bytes to decode; the function it
+    returns is called with (bytes, tensor).
     """
     with formats.open_unchanged(path) as model:
         if base is not None:

@@ -1,4 +1,4 @@
-"""What a model's tokenizer makes of text, and how two tokenizers differ."""
+"""Encodes text with a model's tokenizer, and compares tokenizers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of a text: its id, its text in the vocabulary, and the part of the text that it stands for."""
+    """A token of a text: its id, its text in the vocabulary, and the part of the text that it represents."""
 
     id: int
     piece: str
@@ -32,7 +32,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A text, or ids, and what the tokenizer makes of it. `decoded` is the text of the ids, special tokens too."""
+    """A text, or ids, and their tokens. `decoded` is the text of the ids, special tokens included."""
 
     text: str | None
     tokens: Sequence[Token]
@@ -50,7 +50,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """A tokenizer in numbers; the words are those of tokenizer.model.Tokenizer."""
+    """Properties of a tokenizer; named as in tokenizer.model.Tokenizer."""
 
     model: str
     pre: str | None
@@ -62,7 +62,7 @@ class TokenizerFacts:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerDifference:
-    """One thing in which two tokenizers differ: what, how often, and the first case of it."""
+    """A difference between two tokenizers: what, how often, and the first case."""
 
     what: str
     count: int
@@ -183,7 +183,7 @@ def _ids(given: object) -> list[int]:
 
 
 class _Encoder:
-    """A tokenizer that runs."""
+    """A tokenizer that can encode."""
 
     def __init__(self, tokenizer: Tokenizer, special: bool, path: str) -> None:
         """Raises UnsupportedError for a tokenizer without a tokenizer.json form."""
@@ -195,7 +195,7 @@ class _Encoder:
             raise
 
     def ids(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
-        """The ids of each text, with what is put around it where `special` says so."""
+        """The ids of each text, with special tokens around it if `special`."""
         return [one.ids for one in self._call(lambda: self._fast.encode(texts, special=special))]
 
     def encode(self, text: str) -> Tokens:
@@ -264,7 +264,7 @@ def _special_texts(tok: Tokenizer) -> list[str]:
 
 
 def _in_lists(a: Tokenizer, b: Tokenizer) -> Iterator[TokenizerDifference]:
-    """What the two differ in as data."""
+    """How the two differ as data."""
     if a.model != b.model:
         yield TokenizerDifference("algorithm", 1, f"{a.model}, not {b.model}")
     if a.pre != b.pre and a.pre is not None and b.pre is not None:

@@ -1,1 +1,1 @@
-"""What is done with a model by running it in llama.cpp."""
+"""Runs models in llama.cpp."""

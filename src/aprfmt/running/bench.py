@@ -1,4 +1,4 @@
-"""How fast llama.cpp computes models, measured side by side."""
+"""Benchmarks models in llama.cpp side by side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aprfmt.types import PathLike
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What the runs gave; `ratio` is the median by that of the first model."""
+    """The measurements of all runs; `ratio` is the median relative to that of the first model."""
 
     median: float
     min: float
@@ -33,16 +33,16 @@ class BenchedModel:
     """One model.
 
     Attributes:
-        file: as it was named.
-        engine: the package that brought llama.cpp.
-        threads: how many computed.
-        load_s: seconds to load it.
+        file: as given.
+        engine: the package that provides llama.cpp.
+        threads: compute threads.
+        load_s: load time in seconds.
         weight_bytes: of all tensors.
-        context_bytes: for the context and what is computed at once; None where llama.cpp's log does not say.
-        memory_bytes: the most that the process had, weights that it maps included; 0 where the system does not tell.
-        prompt_tok_s: tokens of a prompt a second.
-        tok_s: tokens of text a second, one after the other.
-        ttft_ms: milliseconds until the first token behind a prompt.
+        context_bytes: of the context and compute buffers; None if llama.cpp's log does not state it.
+        memory_bytes: peak memory of the process, mapped weights included; 0 if the system does not tell.
+        prompt_tok_s: prompt tokens per second.
+        tok_s: generated tokens per second.
+        ttft_ms: milliseconds to the first token after a prompt.
     """
 
     file: str
@@ -59,7 +59,7 @@ class BenchedModel:
 
 @dataclass(frozen=True, slots=True)
 class BenchGate:
-    """A limit for one model; the value is met where it is not worse."""
+    """A limit for one model; met if the value is not worse."""
 
     file: str
     gate: str
@@ -104,7 +104,7 @@ GATES: dict[str, tuple[bool, Callable[[BenchedModel], float]]] = {
 
 
 def parse_gates(gates: Mapping[str, object] | Sequence[str]) -> dict[str, float]:
-    """Limits by name, of a mapping or of NAME=VALUE each. Raises UsageError."""
+    """Limits by name, from a mapping or NAME=VALUE strings. Raises UsageError."""
     pairs: list[tuple[str, object]] = []
     if isinstance(gates, Mapping):
         pairs = [*gates.items()]
@@ -145,7 +145,7 @@ def measure(
     say: Callable[[str], None],
     progress: StartProgress | None,
 ) -> BenchReport:
-    """Loads all models, computes each once to warm up, then in turns: the machine's moods meet all of them alike."""
+    """Loads all models, warms each up once, then measures in turns, so that machine noise affects all of them alike."""
     started = time.monotonic()
     n_ctx = max(prompt_tokens, tokens + 1) + 8
     with ExitStack() as stack:

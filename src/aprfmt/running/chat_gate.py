@@ -1,4 +1,4 @@
-"""Whether a chat template is the one that a model was trained with: by its tokens, and by what the model expects."""
+"""Whether a chat template is the one that a model was trained with: by its tokens, and by the model's losses."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from aprfmt.text import first_few
 from aprfmt.tokenizer.chat import ChatTemplate
 
 BETTER = 4.0
-"""Nats of an answer and its end, together, that another form may be better by."""
+"""Nats by which another format may be better, for an answer and its end together."""
 
 _MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<\uff5c[^<>\s]{1,40}\uff5c>|<(?:start|end)_of_turn>")
 _PLAIN = f"Question: {USER}\nAnswer: "
 
 
 class _Exchange(NamedTuple):
-    """Losses of the answer and of what ends it, in nats; both are sums."""
+    """Losses of the answer and of its end mark, in nats; both are sums."""
 
     answer: float
     end: float
@@ -87,13 +87,13 @@ def _ids(x: ModelUnderTest, text: str) -> list[int]:
 
 
 def _space(x: ModelUnderTest) -> int:
-    """What a SentencePiece vocabulary puts before a marker."""
+    """The prefix of a SentencePiece vocabulary before a marker."""
     ids = x.llama.tokenize(" ", add_special=False)
     return ids[0] if len(ids) == 1 else -1
 
 
 def _exchange(x: ModelUnderTest, head: str, behind: str | None) -> _Exchange:
-    """Losses of the answer behind `head`, and of `behind` or, where that is empty, the end token; None: of no end."""
+    """Losses of the answer after `head`, and of `behind` or, if empty, the end token; None: without an end."""
     facts = x.llama.facts
     begun = x.llama.tokenize(head, add_special=False)
     begin = [facts.bos] if facts.adds_bos and begun[:1] != [facts.bos] else []
@@ -109,6 +109,6 @@ def _exchange(x: ModelUnderTest, head: str, behind: str | None) -> _Exchange:
 
 
 def _same(a: list[int], b: list[int]) -> list[int]:
-    """The ids that both begin with."""
+    """The common prefix of ids."""
     n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     return a[:n]

@@ -1,4 +1,4 @@
-"""A conversation with a model, which remembers what was said as long as there is room."""
+"""A conversation with a model, which forgets the oldest messages when the context is full."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from aprfmt.running.generate import Runner, RunResult, require_unicode, with_mar
 from aprfmt.types import PathLike
 
 _SHARE, _MOST = 4, 512
-"""The part of the context that is kept for an answer, and its limit."""
+"""The fraction of the context reserved for an answer, and its limit."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """What was said to a model and what it answered.
+    """A conversation.
 
     Attributes:
         runner: the model.
-        system: what it is told before all; None: nothing.
+        system: system message; None: none.
         max_tokens, sampling, stop: as for Runner.answer.
-        turns: messages of the user and the assistant, the oldest first.
+        turns: messages of the user and the assistant, oldest first.
     """
 
     runner: Runner
@@ -32,7 +32,7 @@ class Conversation:
     turns: list[dict[str, str]] = field(default_factory=list)
     _media: list[list[PathLike]] = field(default_factory=list)
     _unspelled: int = 0
-    """Tokens of pictures and sound."""
+    """Tokens reserved for an image or audio."""
 
     def ask(
         self,
@@ -42,13 +42,13 @@ class Conversation:
         on_text: Callable[[str], None] | None = None,
         on_drop: Callable[[int], None] | None = None,
     ) -> RunResult:
-        """The answer to a message; both are remembered. Raises AprError, and forgets the message then.
+        """Answers a message; both are remembered. Raises AprError, and then forgets the message.
 
         Args:
             text: the message.
-            media: files of pictures and sound that belong to it.
+            media: its image and audio files.
             on_text: called with each piece of the answer.
-            on_drop: called with how many of the oldest messages were forgotten, because the context is full.
+            on_drop: called with the number of oldest messages dropped because the context is full.
         """
         require_unicode(text)
         before = len(self.turns)
@@ -77,12 +77,12 @@ class Conversation:
         return found
 
     def reset(self) -> None:
-        """Forgets what was said, but not the system's message."""
+        """Clears the conversation, except the system message."""
         self.turns.clear()
         self._media.clear()
 
     def _fitting(self) -> tuple[str, int]:
-        """The prompt, and how many of the oldest messages are dropped for it to leave room for an answer."""
+        """The prompt, and the number of oldest messages dropped to leave room for an answer."""
         n_ctx = self.runner.llama.facts.n_ctx
         reserve = min(_MOST, n_ctx // _SHARE)
         dropped = 0
@@ -92,7 +92,7 @@ class Conversation:
             spelled = len(self.runner.ids(prompt))
             if len(self.turns) < 3 or spelled + self._unspelled + reserve <= n_ctx:
                 return prompt, dropped
-            # A question goes with its answer.
+            # A question is dropped with its answer.
             del self.turns[:2], self._media[:2]
             self._unspelled = self._unspelled if any(self._media) else 0
             dropped += 2

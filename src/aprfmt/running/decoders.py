@@ -1,4 +1,4 @@
-"""Models that generate text, of any form, loaded in llama.cpp."""
+"""Loads text generation models of any format in llama.cpp."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def open_decoder(
     watched: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Llama:
-    """The model `file`, exported first where it is not a GGUF. Use in `with`.
+    """The model `file`, exported first unless it is a GGUF. Use in `with`.
 
     Raises:
-        UnsupportedError: it is an encoder, which has no next token, or has one, which reads the text first.
-        RefusedError: it is an adapter, a tower or an importance matrix.
+        UnsupportedError: an encoder, which has no next token, or an encoder-decoder.
+        RefusedError: an adapter, a tower or an importance matrix.
         AprError: as prepare and Llama.
     """
     prepared = prepare(file, say=say)

@@ -14,7 +14,7 @@ class Disease:
     """A known fault.
 
     Attributes:
-        id: its name in `--json`.
+        id: its id in `--json`.
         gates: the gates that name it.
         sign: how it is recognized.
         sentence: what is wrong.
@@ -108,7 +108,7 @@ KEYS = tuple(
         (r"tokenizer\.chat_template", "chat-template"),
     )
 )
-"""Pattern of a GGUF key, in which ARCH stands for the architecture -> disease of a model where it differs."""
+"""Pattern of a GGUF key, in which ARCH is the architecture -> disease of a model whose value differs."""
 
 DEFAULTS: dict[str, object] = {
     "ARCH.rope.freq_base": 10000.0,
@@ -123,4 +123,4 @@ DEFAULTS: dict[str, object] = {
     "ARCH.attention.causal": True,
     "tokenizer.chat_template": "",
 }
-"""What llama.cpp takes where a file lacks a key; a key that only one file has is compared only if it is here."""
+"""llama.cpp's defaults for missing keys; a key that only one file has is compared only if it is listed here."""

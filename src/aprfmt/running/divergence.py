@@ -1,7 +1,7 @@
-"""How far a model's next-token distributions are from those of a reference: llama-perplexity's `--kl-divergence`.
+"""KL divergence of a model's next-token distributions from a reference: llama-perplexity's `--kl-divergence`.
 
 The text is split into chunks of `n_ctx` tokens, each evaluated by itself; the positions from n_ctx / 2 on are scored.
-A logits file holds the reference's distributions, as llama-perplexity writes it, little-endian:
+A logits file contains the reference's distributions in llama-perplexity's format, little-endian:
   "_logits_" | i32 n_ctx | i32 n_vocab | i32 chunks | i32 tokens [chunks, n_ctx], and for every scored position
   f32 scale | f32 low | u16 q [n_vocab, rounded up to an even number]: ln p = scale q + low, at least 16 below the top
 """
@@ -42,14 +42,14 @@ MAGIC = b"_logits_"
 _HEAD = struct.Struct("<8s3i")
 DEFAULT_CTX = 512
 _RANGE = 16.0
-"""Nats below the most likely token at which a logits file cuts off."""
+"""Nats below the most likely token at which a logits file truncates."""
 
 QUANTILES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """How far a model is from a reference on text; divergences in nats, probabilities from 0 to 1.
+    """Divergence of a model from a reference on text; divergences in nats, probabilities from 0 to 1.
 
     Attributes:
         file, reference: the models; the reference may be a logits file.
@@ -158,7 +158,7 @@ def kl_divergence(
 def chunks_of(
     llama: Llama, texts: Sequence[Path], n_ctx: int, limit: int | None, text_field: str = "text"
 ) -> list[list[int]]:
-    """The text in chunks. Raises RefusedError where it is shorter than one."""
+    """The text in chunks. Raises RefusedError if it is shorter than one."""
     found = token_chunks(llama, text_of(texts, text_field), n_ctx, limit)
     if not found:
         raise RefusedError(
@@ -177,7 +177,7 @@ class LogitsHead:
         n_ctx: tokens of a chunk.
         n_vocab: tokens of the vocabulary.
         n_chunks: number of chunks.
-        chunks: the ids of each chunk, as the text has them.
+        chunks: the ids of each chunk, as in the text.
     """
 
     n_ctx: int
@@ -207,7 +207,7 @@ class LogitsHead:
 
 
 def is_logits_file(path: PathLike) -> bool:
-    """Whether the file begins as a logits file."""
+    """Whether the file begins like a logits file."""
     try:
         with open(path, "rb") as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -216,7 +216,7 @@ def is_logits_file(path: PathLike) -> bool:
 
 
 def read_head(path: PathLike) -> LogitsHead:
-    """The head of a logits file. Raises CorruptError where its size or ids do not fit it, StorageError."""
+    """Reads the head of a logits file. Raises CorruptError if its size or ids do not match, StorageError."""
     import numpy as np
 
     with storage_errors(path), open(path, "rb") as file:
@@ -249,7 +249,7 @@ def write_logits(
 ) -> None:
     """Writes the distributions of a loaded model on `chunks` of equal length as a logits file.
 
-    `progress` counts bytes. Raises RunError where the model computes no numbers, ExistsError, StorageError.
+    `progress` counts bytes. Raises RunError for NaN logits, ExistsError, StorageError.
     """
     import numpy as np
 
@@ -351,7 +351,7 @@ def divergences(rows: Packed, logits: Logits, labels: Any) -> list[Any]:
 
 
 def summarize(columns: Sequence[Floats], **facts: Any) -> Divergence:
-    """The statistics of what `compare` returned; `facts` are the other attributes of Divergence."""
+    """The statistics of the result of `compare`; `facts` are the other attributes of Divergence."""
     import numpy as np
 
     kl, loss, other, same = columns

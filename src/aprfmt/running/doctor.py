@@ -1,4 +1,4 @@
-"""What is installed, what works, and what is missing for which command."""
+"""Checks what is installed, what works, and what is missing for which command."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXTRAS = {
     "hub": ("huggingface_hub", "hf:// addresses, push"),
     "fast": ("isal", "faster checksums"),
 }
-"""Extra -> (the package that it stands for, the commands that need it)."""
+"""Extra -> (its package, the commands that need it)."""
 
 _PINNED = "flash4"
 """The extra whose versions are pinned."""
@@ -55,13 +55,13 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "nam
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One thing that was looked at.
+    """One check.
 
     Attributes:
         id: stable name, such as "llama.cpp".
-        status: "ok"; "absent": optional and not there; "warn"; "fail": something that is installed does not work.
+        status: "ok"; "absent": optional and missing; "warn"; "fail": installed, but does not work.
         message: what was found.
-        hint: what to type next, where anything is to be done.
+        hint: what to type next, if anything.
     """
 
     id: str
@@ -85,7 +85,7 @@ class Diagnosis:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed; what is absent or worth a warning is not a failure."""
+        """Whether no check failed; missing packages and warnings are not failures."""
         return all(finding.status != "fail" for finding in self.findings)
 
     def to_json(self) -> dict[str, object]:
@@ -107,7 +107,7 @@ def _python() -> Iterator[DoctorFinding]:
 
 
 def _packages() -> Iterator[DoctorFinding]:
-    """What the package itself needs, in the versions that it asks for."""
+    """The package's own requirements, with their versions."""
     try:
         found = _compare(_required())
     except PackageNotFoundError:
@@ -120,8 +120,8 @@ def _packages() -> Iterator[DoctorFinding]:
 
 
 def _pins() -> Iterator[DoctorFinding]:
-    """The kernels of a Hopper GPU, in the versions that were measured together."""
-    with suppress(PackageNotFoundError):  # of aprfmt, which _packages tells
+    """The kernels for Hopper GPUs, in the versions that were measured together."""
+    with suppress(PackageNotFoundError):  # of aprfmt, which _packages reports
         pinned = _required(_PINNED)
         found, name = _compare(pinned), f"extra {_PINNED}"
         if not pinned:  # metadata of another version
@@ -136,7 +136,7 @@ def _pins() -> Iterator[DoctorFinding]:
 
 
 def _required(extra: str = "") -> list[Requirement]:
-    """What the package needs on this machine; with an extra, what that adds. Raises PackageNotFoundError."""
+    """The requirements on this machine; with an extra, those that it adds. Raises PackageNotFoundError."""
     every = [Requirement(text) for text in requires("aprfmt") or []]
     always = [r for r in every if r.marker is None or r.marker.evaluate({"extra": ""})]
     if not extra:
@@ -146,7 +146,7 @@ def _required(extra: str = "") -> list[Requirement]:
 
 @dataclass
 class _Compared:
-    """Installed packages against requirements: texts of those that fit and those that do not, what mends them."""
+    """Installed packages compared with requirements: those that match, those that do not, and how to fix them."""
 
     right: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -244,7 +244,7 @@ def _lines(path: str) -> list[str]:
 
 
 def _gpu() -> Iterator[DoctorFinding]:
-    """torch is asked in a process of its own: to import it takes seconds, and a broken driver may end it."""
+    """torch runs in a separate process: importing it takes seconds, and a broken driver may kill it."""
     if find_spec("torch") is None:
         return
     text = child.run(["-c", _TORCH], _TORCH_SECONDS)
@@ -263,7 +263,7 @@ def _gpu() -> Iterator[DoctorFinding]:
 
 
 def _features() -> Iterator[DoctorFinding]:
-    """The trainer's optional packages are imported in a process of their own, since that runs any code of theirs."""
+    """The trainer's optional packages are imported in a separate process, since that runs their code."""
     if find_spec("torch") is None:
         return
     text = child.run(["-m", "aprtrain.features"], _TORCH_SECONDS)
@@ -304,7 +304,7 @@ def _disks() -> Iterator[DoctorFinding]:
 
 
 def _size_of(folder: Path) -> tuple[int, int]:
-    """(files, bytes); links of the hub's cache count once, where they point to."""
+    """(files, bytes); links of the hub's cache count once, at their target."""
     count = size = 0
     for where, _, names in os.walk(folder):
         for name in names:

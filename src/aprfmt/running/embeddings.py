@@ -1,4 +1,4 @@
-"""Vectors of texts, and the scores of rerankers, through llama.cpp."""
+"""Text embeddings, and reranker scores, through llama.cpp."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from aprfmt.running.prepared import prepare, prepare_adapter
 from aprfmt.types import PathLike
 
 _CONTEXT = 2048
-"""A whole text is computed at once, so the context is its longest one's."""
+"""A whole text is computed at once, so the context must fit the longest one."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedText:
-    """A text and what the model makes of it: its vector, or of a reranker or a classifier its scores by label."""
+    """A text and its embedding, or for a reranker or a classifier its scores by label."""
 
     text: str
     vector: list[float] | None = None
@@ -56,7 +56,7 @@ class Embeddings:
 
     @property
     def similarities(self) -> list[list[float | None]] | None:
-        """The cosine of each vector with each; None for scores."""
+        """Pairwise cosine similarities; None for scores."""
         vectors = [item.vector for item in self.items]
         norms = [item.norm for item in self.items]
         if None in vectors:
@@ -81,13 +81,13 @@ class Embeddings:
 def compute(
     file: PathLike, texts: Sequence[str], loading: Loading, say: Callable[[str], None] = lambda line: None
 ) -> Embeddings:
-    """The vectors of texts, pooled as the file says, or as the last token's where it is silent.
+    """Embeds texts with the file's pooling type, or the last token if it states none.
 
-    A reranker compares the first text with each of the others; a classifier, and a reranker of one text, scores each.
+    A reranker scores each further text against the first; a classifier, and a reranker with one text, scores each.
 
     Raises:
-        RefusedError: the file holds no language model.
-        RunError: a text is longer than the context; llama.cpp does not compute the model.
+        RefusedError: the file is not a language model.
+        RunError: a text is longer than the context; llama.cpp cannot compute the model.
     """
     import time
 
@@ -143,11 +143,11 @@ def _named(values: list[float], labels: list[str]) -> dict[str, float]:
 
 
 def pair_ids(llama: Llama, metadata: Mapping[str, object], query: str, document: str) -> list[int]:
-    """What a reranker is given: by its own form, which has the two in braces, or with the vocabulary's tokens."""
+    """A reranker's input: by its own prompt, with both texts in braces, or with the vocabulary's special tokens."""
     form = metadata.get("tokenizer.chat_template.rerank")
     if not isinstance(form, str):
         return llama.pair(query, document)
-    # The query may hold the other name.
+    # The query may contain the other placeholder.
     before, _, behind = form.partition("{query}")
     text = before.replace("{document}", document) + query + behind.replace("{document}", document)
     return llama.tokenize(text, add_special=False)

@@ -1,4 +1,4 @@
-"""Gates of models that give vectors: embeddings of encoders, scores of rerankers and classifiers, seq2seq decoders."""
+"""Gates of encoders, rerankers and classifiers (vectors and scores) and of seq2seq decoders."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from aprfmt.running.qa_text import PAIRS, PROMPTS, UNRELATED
 from aprfmt.tokenizer.encoding import load, tokenizer_json
 
 REPEATED, BATCHED = 1e-4, 2e-3
-"""Relative errors: of one text computed twice, and of one that is computed beside another."""
+"""Maximum relative errors: of a text computed twice, and of one computed in a batch."""
 
 VARIES = 1e-3
-"""Relative difference of the vectors of two texts at least."""
+"""Minimum relative difference between the vectors of two texts."""
 
 _COSINES = ((12.0, 0.999), (8.0, 0.995), (6.0, 0.99), (5.0, 0.98), (4.0, 0.96), (3.0, 0.9), (0.0, 0.8))
-"""(bits per weight, smallest cosine with the original's vectors)."""
+"""(bits per weight, minimum cosine with the original's vectors)."""
 
 
 def pooling(x: ModelUnderTest) -> GateFinding:
-    """Without a pooling type llama.cpp gives a vector per token."""
+    """Without a pooling type llama.cpp returns a vector per token."""
     if x.pooling is None:
         key = f"{x.gguf.metadata['general.architecture']}.pooling_type"
         raise SkippedError(f"no pooling type: set one, such as apr stamp {x.file} --in-place --set {key}=1 (mean)")
@@ -94,7 +94,7 @@ def repeatable(x: ModelUnderTest) -> GateFinding:
 
 
 def batch(x: ModelUnderTest) -> GateFinding:
-    """A text has the same vector beside another text."""
+    """A text has the same vector in a batch."""
     ids = [x.ids(prompt) for prompt in (PROMPTS[0], PROMPTS[-1])]
     both = [vectors[0] for vectors in x.llama.vectors(ids)]
     error = max(distance(vector, x.vector(text)) for vector, text in zip(both, (PROMPTS[0], PROMPTS[-1]), strict=True))
@@ -113,7 +113,7 @@ def similar(x: ModelUnderTest) -> GateFinding:
 
 
 def against(x: ModelUnderTest) -> GateFinding:
-    """The vectors of several texts beside the original's."""
+    """The vectors of several texts compared with the original's."""
     if x.against is None:
         raise SkippedError(NO_ORIGINAL, required=False)
     pairs = [(x.vector(prompt), x.vector(prompt, original=True)) for prompt in PROMPTS]
@@ -136,5 +136,5 @@ def cosine(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def distance(a: Sequence[float], b: Sequence[float]) -> float:
-    """Length of the difference over that of `b`."""
+    """Norm of the difference over that of `b`."""
     return math.hypot(*(p - q for p, q in zip(a, b, strict=True))) / max(math.hypot(*b), 1e-30)

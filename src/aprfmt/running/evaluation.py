@@ -1,4 +1,4 @@
-"""What an evaluation says, and the text that a model is scored on, whatever computes it."""
+"""Evaluation results, and the text that a model is scored on, for all engines."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from aprfmt.texts.shards import CorpusSplit, open_corpus, part_of
 from aprfmt.texts.sources import HEADER, check_text_field, list_files
 
 SEQ_LEN = 2048
-"""Tokens of a window, if no model was made for fewer."""
+"""Default sequence length, unless a model supports less."""
 
 _DOCUMENTS = 256  # tokenised at a time
-_DIVERGED = 700  # nats; e to their power is no number beside infinity
+_DIVERGED = 700  # nats; e to their power overflows
 _ROUNDING = 1e-4  # nats; a KL further below zero is not rounding
 
 
 class TextEncoder(Protocol):
-    """What makes ids of documents, as `Encoder` does."""
+    """Encodes documents, as `Encoder` does."""
 
     separator: int
     begin: int | None
     digest: str
 
     def encode(self, documents: list[Document]) -> list[Ids]:
-        """Ids of each document, with those that begin and end it."""
+        """Ids of each document, with begin and end tokens."""
 
     def render(self, chat: Chat) -> Marked:
-        """The text of a conversation."""
+        """Renders a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
-    """One of the models of an evaluation; `format` is None where no file was read."""
+    """One of the models of an evaluation; `format` is None if no file was read."""
 
     file: str
     format: str | None
@@ -56,7 +56,7 @@ class Evaluation(EvaluatedModel):
     """How well a model predicts text, and how close it is to its teacher.
 
     Attributes:
-        teacher: the model it was compared with; if None, `teacher_ce`, `kl` and `agreement` are None, too.
+        teacher: the model it was compared with; if None, `teacher_ce`, `kl` and `agreement` are None too.
         data: the path of the text, with `documents` documents of `data_tokens` tokens in total.
         left_out: reason -> number of skipped documents.
         device, dtype: device and dtype of the computation.
@@ -96,17 +96,17 @@ class Evaluation(EvaluatedModel):
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Means over the labels of the windows that were read.
+    """Means over the labels of the sequences that were read.
 
     Attributes:
-        windows, tokens: how many windows and labels.
+        windows, tokens: number of sequences and labels.
         ce: cross entropy in nats.
         perplexity: e to the power of ce.
-        accuracy: share of labels that are the model's first choice.
+        accuracy: fraction of labels that are the model's top-1 token.
         kl: KL(teacher, student) in nats at temperature 1; None without a teacher, like the rest.
-        agreement: share of positions at which both have the same top-1 token.
+        agreement: fraction of positions with the same top-1 token.
         teacher_ce: the teacher's cross entropy in nats.
-        dropped_mass: the teacher's probability of tokens that only it has; None if missing.
+        dropped_mass: the teacher's probability of tokens that only it has; None if there are none.
     """
 
     windows: int
@@ -122,7 +122,7 @@ class Scores:
 
 @contextmanager
 def scoring() -> Iterator[None]:
-    """Turns whatever goes wrong in the block into RunError: without a result there is no score."""
+    """Turns any failure in the block into RunError: without a result there is no score."""
     try:
         yield
     except RunError:
@@ -136,9 +136,9 @@ def scoring() -> Iterator[None]:
 
 
 def sequence_length(seq_len: int | None, limit: int | None, made_for: Mapping[str, int]) -> int:
-    """Tokens of a window, for models that were made for so many.
+    """Sequence length for models with these context lengths.
 
-    Raises RefusedError where it is longer than one of them, UsageError for a limit below one window.
+    Raises RefusedError if it is longer than one of them, UsageError for a limit below one sequence.
     """
     length = seq_len or min(SEQ_LEN, min(made_for.values(), default=SEQ_LEN))
     for who, positions in made_for.items():
@@ -154,7 +154,7 @@ def sequence_length(seq_len: int | None, limit: int | None, made_for: Mapping[st
 def read_part(
     data: Path, encoder: TextEncoder, skipped: Counter[str], log: Log, text_field: str = TEXT_FIELD
 ) -> CorpusSplit:
-    """The documents to read; `skipped` counts what is left out, by reason. Raises UsageError: no `text_field` there."""
+    """The documents to read; `skipped` counts skipped ones by reason. Raises UsageError if `text_field` is absent."""
     is_shards = (data / HEADER).is_file()
     files = [] if is_shards else list_files([data], skipped)
     if text_field != TEXT_FIELD:
@@ -179,7 +179,7 @@ def read_part(
 
 
 def scores_of(n_windows: int, count: int, sums: list[float], with_teacher: bool, has_dropped: bool) -> Scores:
-    """The means of `count` labels, from six sums in the order of Scores. Raises RunError where they are none."""
+    """The means of `count` labels, from six sums in the order of Scores. Raises RunError unless they are finite."""
     if not count:
         raise RunError("no score: the texts contain no token to predict", hint="use longer held-out texts")
     ce, accuracy, kl, agreement, teacher_ce, dropped = (value / count for value in sums)

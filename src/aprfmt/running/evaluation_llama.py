@@ -1,4 +1,4 @@
-"""Scores of models that llama.cpp computes, on the windows that the trainer's own network reads."""
+"""Scores models in llama.cpp, on the same sequences as the trainer's network."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class _LlamaEncoder:
-    """llama.cpp's tokenizer, for vocabularies that the tokenizers library does not run."""
+    """llama.cpp's tokenizer, for vocabularies that the tokenizers library does not support."""
 
     begin: int | None = None
 
@@ -53,7 +53,7 @@ class _LlamaEncoder:
         self._llama, self.separator, self.digest = llama, llama.facts.eos, ""
 
     def encode(self, documents: list[Document]) -> list[Ids]:
-        """Ids of each document, with the end token behind."""
+        """Ids of each document, followed by the end token."""
         found = []
         for document in documents:
             assert not isinstance(document, Marked), "render makes none"
@@ -64,7 +64,7 @@ class _LlamaEncoder:
         return found
 
     def render(self, chat: Chat) -> Marked:
-        """Raises RunError: llama.cpp does not tell where in a text its tokens are."""
+        """Raises RunError: llama.cpp does not return token offsets."""
         raise RunError("scoring conversations needs the tokenizers library, which does not support this vocabulary")
 
 
@@ -81,10 +81,10 @@ def score(
     gpu_layers: int = 0,
     log: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
-    """What `aprfmt.evaluate` does, for any decoder that llama.cpp computes.
+    """Implements `aprfmt.evaluate` for any decoder in llama.cpp.
 
-    Raises RunError for whatever keeps model, tokenizer, data or computation from giving a score; UnsupportedError for
-    an encoder; before anything is computed, what opening the models and reading the data raise.
+    Raises RunError if model, tokenizer, data or computation yield no score; UnsupportedError for an encoder; before
+    anything is computed, what opening the models and reading the data raise.
     """
     begin = time.perf_counter()
     with ExitStack() as stack:
@@ -142,7 +142,7 @@ def _totals(
     vocabulary: SharedVocabulary | None,
     log: Callable[[str], None],
 ) -> Scores:
-    """The means over all labels. Each piece of a document is a text of its own."""
+    """The means over all labels. Each piece of a document is a separate text."""
     shared = vocabulary.n_real if vocabulary is not None else None
     n_other = vocabulary.dropped_rows.stop if vocabulary is not None else None
     with scoring():
@@ -172,7 +172,7 @@ def _facts(path: str, model: Model) -> dict[str, object]:
 
 
 def architecture_of(model: Model) -> str:
-    """Its id in the table; where that does not know it, what the GGUF calls it."""
+    """Its id in the table; if unknown, the GGUF's architecture."""
     try:
         row = find_row(model)
     except AprError:
@@ -181,7 +181,7 @@ def architecture_of(model: Model) -> str:
 
 
 def parameters_of(model: Model) -> int:
-    """How many values its network has; where the table does not know it, all of the file."""
+    """Parameters of its network; if the table does not know it, of the whole file."""
     try:
         return canonical(model).n_params
     except AprError:  # llama.cpp may know what the table does not
@@ -189,7 +189,7 @@ def parameters_of(model: Model) -> int:
 
 
 def positions_of(model: Model) -> int | None:
-    """How long a text it was made for; None where that is not known."""
+    """Its context length; None if unknown."""
     try:
         return model.hparams.max_position_embeddings
     except AprError:
@@ -197,7 +197,7 @@ def positions_of(model: Model) -> int | None:
 
 
 def _dtype(model: Model) -> str:
-    """What most bytes of the tensors are; of a quantized checkpoint its scheme."""
+    """The dtype with the most bytes; for a quantized checkpoint its scheme."""
     if packed := count_packed(model).quantized:
         return packed[0].scheme
     sizes: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A model under examination by `apr qa`: what several gates need is loaded and computed once."""
+"""A model under examination by `apr qa`; caches what several gates need."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CONTEXT, _VECTOR_CONTEXT = 1024, 256
 
 
 class ModelUnderTest:
-    """A model in llama.cpp, beside the one that it was made from. Use in `with`.
+    """A model in llama.cpp, and optionally its original. Use in `with`.
 
     Args:
         file: the model.
-        against: what it was made from.
+        against: its original.
         n_threads: as for Llama.
-        say: called with a line where something is exported first.
+        say: called with a line before something is exported.
     """
 
     def __init__(
@@ -64,20 +64,20 @@ class ModelUnderTest:
 
     @property
     def llama(self) -> Llama:
-        """The model; loaded when it is first asked for."""
+        """The model, loaded on demand."""
         if self._llama is None:
             self._llama = self._open(self.file)
         return self._llama
 
     @cached_property
     def original(self) -> Llama:
-        """What it was made from."""
+        """Its original."""
         assert self.against is not None
         return self._open(self.against)
 
     @cached_property
     def watched(self) -> Llama:
-        """The model again, in memory that is its own."""
+        """The model again, in private memory."""
         return self._open(self.file, watched=True)
 
     def _open(self, file: str, *, watched: bool = False) -> Llama:
@@ -101,12 +101,12 @@ class ModelUnderTest:
 
     @cached_property
     def kind(self) -> str:
-        """What it computes: see kind_of."""
+        """Its kind: see kind_of."""
         return kind_of(self.gguf.metadata)
 
     @cached_property
     def pooling(self) -> str | None:
-        """How it makes one vector of a text; None where the file is silent."""
+        """Its pooling type; None if the file states none."""
         if self.kind.startswith("rank"):
             return "rank"
         name = pooling_of(self.gguf.metadata)[0]
@@ -114,25 +114,25 @@ class ModelUnderTest:
 
     @property
     def words(self) -> str:
-        """What its vectors are called."""
+        """What its vectors are called in messages."""
         return WORDS[self.kind]
 
     @cached_property
     def original_gguf(self) -> Model:
-        """What it was made from, as a GGUF."""
+        """Its original as a GGUF."""
         assert self.against is not None
         self._of_original = prepare(self.against, say=self._say)  # keeps the file in the cache
         return self._stack.enter_context(formats.open(self._of_original.path))
 
     def ids(self, text: str, *, original: bool = False) -> list[int]:
-        """The ids of a text; of a reranker those of a query and the text."""
+        """The ids of a text; for a reranker those of a query and the text."""
         llama, metadata = (self.original, self.original_gguf.metadata) if original else (self.llama, self.gguf.metadata)
         if self.kind.startswith("rank") and len(labels_of(metadata)) < 2:
             return pair_ids(llama, metadata, QUERY, text)
         return llama.tokenize(text)
 
     def vector(self, text: str, *, original: bool = False, again: bool = False) -> list[float]:
-        """The embedding of a text, its scores, or the first logits of a seq2seq decoder; computed once or `again`."""
+        """The embedding of a text, its scores, or the first logits of a seq2seq decoder; cached unless `again`."""
         if (text, original) not in self._vectors or again:
             ids = self.ids(text, original=original)
             llama = self.original if original else self.llama
@@ -147,27 +147,27 @@ class ModelUnderTest:
         return self._vectors[text, original]
 
     def close_watched(self) -> None:
-        """Lets go of its memory."""
+        """Frees its memory."""
         if "watched" in self.__dict__:
             self.watched.close()
 
     @cached_property
     def reader(self) -> LogitsReader:
-        """Reads its logits."""
+        """Reads the model's logits."""
         return LogitsReader(self._folder, self.llama)
 
     @cached_property
     def original_reader(self) -> LogitsReader:
-        """Reads those of what it was made from."""
+        """Reads the original's logits."""
         return LogitsReader(self._folder, self.original)
 
     def reader_of(self, llama: Llama) -> LogitsReader:
-        """Reads the logits of one of its other forms."""
+        """Reads the logits of another form of the model."""
         return LogitsReader(self._folder, llama)
 
     @cached_property
     def canonical(self) -> Canonical | None:
-        """The model by the table of architectures; None where it does not know it."""
+        """The model in canonical form; None if the table does not know it."""
         try:
             return canonical(self.model)
         except AprError:
@@ -196,12 +196,12 @@ class ModelUnderTest:
 
     @property
     def coarse_bits(self) -> float:
-        """Bits per value of the quantized weights of a checkpoint, whose embeddings are floats; else of all tensors."""
+        """Bits per value of a checkpoint's quantized weights, whose embeddings are floats; else of all tensors."""
         return min(self.packed_bits.values(), default=self.bits_per_weight)
 
     @cached_property
     def packed_bits(self) -> dict[str, float]:
-        """Bits per value of the weights of a quantized checkpoint, by their names in a GGUF."""
+        """Bits per value of the weights of a quantized checkpoint, by GGUF name."""
         c = self.canonical
         if c is None or c.arch is None:
             return {}
@@ -209,7 +209,7 @@ class ModelUnderTest:
 
     @cached_property
     def validation(self) -> Validation:
-        """What the rules of `apr validate` say."""
+        """The result of `apr validate`'s rules."""
         return validate(self.file)
 
     @cached_property
@@ -229,7 +229,7 @@ class ModelUnderTest:
 
     @cached_property
     def bits_per_byte(self) -> float:
-        """Loss of the bundled texts in bits per byte, which does not depend on how long the tokens are."""
+        """Loss of the bundled texts in bits per byte, independent of the tokenizer."""
         n_bytes = sum(
             len(self.llama.detokenize(ids[1:]).encode()) if len(ids) >= self.n_ctx else len(text.encode())
             for ids, text in zip(self.texts, TEXTS, strict=True)
@@ -238,7 +238,7 @@ class ModelUnderTest:
 
     @cached_property
     def compared(self) -> dict[str, float]:
-        """Means over the bundled texts beside the original: kl, agreement, loss, other_loss."""
+        """Means over the bundled texts compared with the original: kl, agreement, loss, other_loss."""
         reader = LogitsReader(self._folder, self.llama, self.original)
         found = [reader.score(ids) for ids in self.texts]
         n = sum(len(each.loss) for each in found)
@@ -247,16 +247,16 @@ class ModelUnderTest:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of the context: what is needed, but no more positions than the model has."""
+        """Context length: as needed, but at most the model's own."""
         trained = self.metadata("ARCH.context_length")
         return min(CONTEXT, trained) if isinstance(trained, int) and trained > 0 else CONTEXT
 
     def metadata(self, key: str) -> object:
-        """A key of the GGUF, in which ARCH stands for the architecture."""
+        """A key of the GGUF, in which ARCH is the architecture."""
         return self.gguf.metadata.get(key.replace("ARCH", str(self.gguf.metadata.get("general.architecture"))))
 
     def answer(self, question: Question, reader: LogitsReader, llama: Llama) -> tuple[float, bool]:
-        """(ln of the right answer's probability among the answers, whether it is the first choice)."""
+        """(ln of the right answer's probability among the answers, whether it is the most likely one)."""
         import numpy as np
 
         begun = llama.tokenize(question.prompt, parse_special=False)
@@ -273,7 +273,7 @@ class ModelUnderTest:
         return float(right - log_sum), bool(right == values.max() and (values == right).sum() == 1)
 
     def answers(self, questions: Sequence[Question], *, original: bool = False) -> tuple[float, float]:
-        """(mean ln of the right answer's probability, share of questions answered rightly)."""
+        """(mean ln of the right answer's probability, fraction of questions answered correctly)."""
         reader, llama = (self.original_reader, self.original) if original else (self.reader, self.llama)
         found = [self.answer(question, reader, llama) for question in questions]
         return sum(value for value, _ in found) / len(found), sum(right for _, right in found) / len(found)

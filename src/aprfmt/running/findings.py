@@ -1,4 +1,4 @@
-"""What a gate of `apr qa` finds."""
+"""The result of a gate of `apr qa`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class GateFinding:
     Attributes:
         passed: whether the model passes.
         message: a sentence with the evidence.
-        value, threshold: the figure that decided, and its limit.
+        value, threshold: the deciding figure, and its limit.
         disease: id in diseases.DISEASES of a known fault.
-        words: what the command that mends it names: `key`, `value`.
+        words: values for its command: `key`, `value`.
     """
 
     passed: bool
@@ -27,10 +27,10 @@ class GateFinding:
 
 
 class SkippedError(Exception):
-    """A gate has nothing to look at; the message says why.
+    """A gate does not apply; the message says why.
 
     Attributes:
-        required: whether it should have: False where the model has no such thing.
+        required: whether it should apply: False if the model lacks the feature.
     """
 
     def __init__(self, reason: str, *, required: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""The gates of `apr qa`: what each shows, by what evidence, and where its limit is."""
+"""The gates of `apr qa`: what each checks, its evidence, and its limit."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Gate:
 
     Attributes:
         id: its name.
-        shows: what holds when it passes.
-        look: gives the finding; raises SkippedError where there is nothing to look at.
-        needs: gates without which it cannot look.
-        mend: the command to type where it fails and names no disease; {file}, {original} and {arch} are replaced.
-        kinds: what it is for: see kind_of.
+        shows: what holds if it passes.
+        look: returns the finding; raises SkippedError if it does not apply.
+        needs: gates that must pass before it.
+        mend: the command to type if it fails without naming a disease; {file}, {original} and {arch} are replaced.
+        kinds: kinds of models that it applies to: see kind_of.
     """
 
     id: str
@@ -116,8 +116,9 @@ def _finite(x: ModelUnderTest) -> GateFinding:
 
 
 LEAST_EFFECT = 1e-3
-"""Of a layer: by how much of their size the hidden states are moved. Layers of trained models move them by 0.05 and
-more; one that does nothing, by 0."""
+"""How far a layer moves the hidden states, relative to their size. Layers of trained models move them by 0.05 and more;
+a zeroed layer by 0.
+"""
 
 
 def _layers(x: ModelUnderTest) -> GateFinding:
@@ -136,7 +137,7 @@ def _layers(x: ModelUnderTest) -> GateFinding:
 
 
 ORDER_MARGIN = 0.25
-"""Nats per token that another order of Q and K may be better by: noise between equal orders is far below."""
+"""Nats per token by which another order of Q and K may be better: noise between equal orders is far below."""
 
 _PART = re.compile(r"blk\.(\d+)\.attn_(q|k|qkv)\.(weight|bias)")
 
@@ -155,7 +156,7 @@ def _rope_order(x: ModelUnderTest) -> GateFinding:
     own = losses.pop("unchanged")
     best = min(losses, key=lambda name: losses[name])
     gain = own - losses[best]
-    is_guessing = losses[best] > math.log(x.llama.n_vocab)  # in any order, so none is the right one
+    is_guessing = losses[best] > math.log(x.llama.n_vocab)  # in any order, so none is right
     passed = is_guessing or gain < ORDER_MARGIN
     others = ", ".join(f"{name} {math.exp(loss):,.1f}" for name, loss in losses.items())
     text = f"perplexity {math.exp(own):,.1f} with the rows of Q and K unchanged; {others}"
@@ -165,7 +166,7 @@ def _rope_order(x: ModelUnderTest) -> GateFinding:
 
 
 BOS_MARGIN = 0.5
-"""Nats per token by which text may be more likely behind BOS than without it."""
+"""Nats per token by which text may be more likely after BOS than without it."""
 
 _FIRST, _LAST = 8, 96
 
@@ -189,7 +190,7 @@ def _bos(x: ModelUnderTest) -> GateFinding:
 
 
 def _heads(x: ModelUnderTest, names: Sequence[str]) -> list[tuple[str, int, int, int]]:
-    """What is reordered: (weight, first row, heads, rows of a head). Raises SkippedError."""
+    """What is reordered: (weight, first row, heads, rows per head). Raises SkippedError."""
 
     def per_layer(key: str, layer: int) -> int:
         value: Any = x.metadata(f"ARCH.attention.{key}")
@@ -222,12 +223,13 @@ def _heads(x: ModelUnderTest, names: Sequence[str]) -> list[tuple[str, int, int,
 
 SAME_TOKENS = 0.95
 FOREIGN_GAP = 0.4
-"""Share of the tokens that come back, and of ln(vocabulary): by so much the text is less likely than what the model
-writes by itself. Of SmolLM2 0.98 and 0.03; with the tokenizer of Qwen 0.62 and 0.83."""
+"""Fraction of tokens that round-trip, and of ln(vocabulary) by which the text is less likely than the model's own
+output. For SmolLM2 0.98 and 0.03; with the tokenizer of Qwen 0.62 and 0.83.
+"""
 
 
 def _tokenizer(x: ModelUnderTest) -> GateFinding:
-    """A model that is sure of its own tokens, but not of what the tokenizer makes of text, learned other ones."""
+    """A model that predicts its own output well, but not tokenized text, was trained with another tokenizer."""
     begin = max(0, x.llama.facts.bos)
     same = total = 0
     losses = []
@@ -261,7 +263,7 @@ LONGEST_PERIOD, LEAST_DISTINCT = 4, 6
 
 
 def _text(x: ModelUnderTest) -> GateFinding:
-    """Greedy text: of several beginnings one at least must go on with more than a few tokens in a circle."""
+    """Greedy text: at least one of several prompts must continue without looping over a few tokens."""
     made = [x.llama.generate(prompt, 48) for prompt in STORIES]
     circling = []
     for each in made:
@@ -283,10 +285,11 @@ _MEASURED, _MEASURED_PARAMS, _FACTOR, _LEAST_PARAMS = 0.78, 134.5e6, 2.0, 10e6
 
 
 def bits_limit(n_params: int) -> float:
-    """The most bits per byte of the bundled text that a language model of this size may need.
+    """The maximum bits per byte of the bundled text for a language model of this size.
 
-    Twice what is expected: SmolLM2-135M measured, other sizes by the term of Chinchilla's law in the number of
-    parameters (Hoffmann et al. 2022, arXiv:2203.15556: 406.4 / N^0.34 nats per token), at 4 bytes a token.
+    Twice the expected value: measured for SmolLM2-135M, other sizes by the parameter term of Chinchilla's law (Hoffmann
+    et al.
+    2022, arXiv:2203.15556: 406.4 / N^0.34 nats per token), at 4 bytes per token.
     """
     n = max(float(n_params), _LEAST_PARAMS)
     nats = 406.4 / n**0.34 - 406.4 / _MEASURED_PARAMS**0.34
@@ -305,10 +308,10 @@ def _perplexity(x: ModelUnderTest) -> GateFinding:
 
 
 COPIED, REMEMBERED = 0.5, 0.25
-"""Share of right answers without an original to compare with (chance: 1/8), and how much it may fall below one's."""
+"""Minimum fraction of right answers without an original (chance: 1/8), and how far it may fall below the original's."""
 
 _CHANCE = math.log(10)
-"""Loss of an answer that is drawn among ten."""
+"""Loss of a random answer among ten."""
 
 
 def _copy(x: ModelUnderTest) -> GateFinding:
@@ -321,7 +324,7 @@ def _copy(x: ModelUnderTest) -> GateFinding:
 
 
 LOST = 1.5
-"""Nats by which the right sums may be less likely than to the original: Q2_K of SmolLM2 loses 0.7."""
+"""Nats by which the right sums may be less likely than for the original: Q2_K of SmolLM2 loses 0.7."""
 
 
 def _arithmetic(x: ModelUnderTest) -> GateFinding:
@@ -338,11 +341,11 @@ def _arithmetic(x: ModelUnderTest) -> GateFinding:
 
 
 _LIMITS = ((12.0, 0.005), (8.0, 0.02), (6.4, 0.05), (5.5, 0.08), (4.6, 0.12), (4.0, 0.16), (3.4, 0.2), (0.0, 0.25))
-"""(bits per weight, nats): the largest KL from the original for as many bits or more."""
+"""(bits per weight, nats): the maximum KL from the original for at least as many bits."""
 
 
 def kl_limit(bits: float) -> float:
-    """Nats per token from the original: what is usual for a good quantization of so many bits, and then some."""
+    """Maximum nats per token from the original: usual for a good quantization with that many bits, plus a margin."""
     return next(limit for least, limit in _LIMITS if bits >= least)
 
 
@@ -366,7 +369,7 @@ def _kl(x: ModelUnderTest) -> GateFinding:
 
 def _agreement(x: ModelUnderTest) -> GateFinding:
     share = _original(x)["agreement"]
-    # A first choice changes where two are about as likely: its share falls with the root of the KL.
+    # The top-1 token changes between nearly equal ones: agreement falls with the square root of the KL.
     limit = 1 - 0.62 * math.sqrt(kl_limit(x.coarse_bits))
     return GateFinding(share >= limit, f"{share:.1%} top-1 agreement", value=share, threshold=limit)
 
@@ -381,7 +384,7 @@ def _ratio(x: ModelUnderTest) -> GateFinding:
 _SAME = ("header", "tensors")
 _RUNS = (*_SAME, "loads", "finite")
 _SOUND = (*_RUNS, "layers", "rope-order", "tokenizer", "bos")
-"""What names a cause; of a model that fails there, the symptoms say nothing more."""
+"""Gates that name a cause; if one fails, the symptom gates add nothing."""
 
 _VECTOR = (*_SAME, "loads", "finite-vectors")
 _EMBEDS = ("encoder", "states")
@@ -461,4 +464,4 @@ GATES = (
     ),
     Gate("vectors", "against the original: the vectors of several texts", against, _VECTOR, FINER, _NO_TEXT),
 )
-"""In the order in which they look: what names a cause comes before what shows symptoms."""
+"""In order: gates that name a cause before those that show symptoms."""

@@ -1,4 +1,4 @@
-"""What a model answers, through llama.cpp: one prompt, or a conversation."""
+"""Generates text with llama.cpp: a single prompt, or a conversation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from aprfmt.tokenizer.model import is_unicode
 from aprfmt.types import PathLike
 
 DEFAULT_CONTEXT = 4096
-"""Tokens of the context, where the model was trained with at least as many."""
+"""Default context length, if the model was trained with at least as much."""
 
 RAW_TOKENS = 256
-"""Tokens of a text that nothing ends."""
+"""Default maximum number of tokens of a raw continuation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class RunResult:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Speed of the answer, None where it was too short to be measured."""
+        """Generation speed, None if the answer was too short to measure."""
         return (len(self.tokens) - 1) / self.seconds if len(self.tokens) > 1 and self.seconds > 0 else None
 
     def to_json(self) -> dict[str, object]:
@@ -74,15 +74,15 @@ class Loading:
     """How a model is loaded.
 
     Attributes:
-        ctx: tokens of the context; 0: those that the model was trained with; None: these, at most DEFAULT_CONTEXT.
+        ctx: context length in tokens; 0: the training context; None: the same, at most DEFAULT_CONTEXT.
         threads: llama.cpp threads; 0: half of the CPUs.
         gpu_layers: layers to offload to a GPU, if llama.cpp supports it.
         lora: adapters to apply, each with its scale.
         mmproj: GGUF of the towers (vision, audio), or a model that has them.
-        media: whether there will be pictures or sound.
-        template: file of a chat template, or the name of one of the model's or of llama.cpp's; None: the model's.
-        dtype: what the weights become in an export, as for convert_model.
-        raw: whether no conversation is rendered, so that the process for the chat template need not start.
+        media: whether prompts contain images or audio.
+        template: file of a chat template, or the name of one of the model's or llama.cpp's; None: the model's default.
+        dtype: dtype of an export, as for convert_model.
+        raw: skip chat rendering, so that its process need not start.
     """
 
     ctx: int | None = None
@@ -96,25 +96,25 @@ class Loading:
     raw: bool = False
 
     def __post_init__(self) -> None:
-        """Raises UsageError for a scale that is not a number."""
+        """Raises UsageError for an invalid scale."""
         for path, scale in self.lora:
             if not -_MOST_SCALE <= scale <= _MOST_SCALE:
                 raise UsageError(f"the scale of an adapter must be a number, not {scale!r:.40}: {os.fspath(path)}")
 
 
 _MOST_SCALE = 1e30
-"""Of a float32, with room for what it is multiplied with."""
+"""Largest accepted float32 scale, with headroom for products."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model is asked.
+    """A prompt.
 
     Attributes:
-        text: what the user says, or a text to continue.
-        system: what the model is told before.
-        raw: whether it is a text to continue; None: where the model has no chat template.
-        media: files of pictures and sound.
+        text: the user's message, or a text to continue.
+        system: system message.
+        raw: whether to continue the text; None: if the model has no chat template.
+        media: image and audio files.
     """
 
     text: str
@@ -123,7 +123,7 @@ class Prompt:
     media: Sequence[PathLike] = ()
 
     def check(self) -> None:
-        """Raises UsageError, and NotFoundError for a file that is not there."""
+        """Raises UsageError, and NotFoundError for a missing file."""
         if self.raw and self.system is not None:
             raise UsageError("a system message needs a chat template, which --raw disables")
         with_markers(self.text, len(self.media))
@@ -135,7 +135,7 @@ class Prompt:
 
 
 def sampling_of(**values: float) -> Sampling:
-    """The Sampling of these values. Raises UsageError for one out of range, or without effect."""
+    """Sampling parameters from these values. Raises UsageError for values out of range, or without effect."""
     for name, (least, most, kind) in _RANGES.items():
         value = values[name]
         whole = isinstance(value, int) and not isinstance(value, bool)
@@ -162,7 +162,7 @@ _KINDS = {int: "an integer", float: "a number"}
 
 
 class Runner:
-    """A model that is ready to answer. Use in `with`.
+    """A model that is ready to generate. Use in `with`.
 
     Args:
         file: the model, in any format.
@@ -175,7 +175,7 @@ class Runner:
         template: its chat template; the name of one of llama.cpp's; None for a model without one.
 
     Raises:
-        RefusedError: the file holds no language model that writes text, or an adapter is for another one.
+        RefusedError: the file is not a text generation model, or an adapter is for another model.
         RunError: llama.cpp refuses the file.
     """
 
@@ -249,7 +249,7 @@ class Runner:
         return ChatTemplate(source, special, name, path)
 
     def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """A conversation by the template, with the beginning of an answer at its end. Raises AprError."""
+        """Renders a conversation with the template, including the generation prompt. Raises AprError."""
         if self.template is None:
             raise UsageError(
                 f"the model has no chat template: {self.path}",
@@ -261,7 +261,7 @@ class Runner:
         return self.template.render(plain)
 
     def ids(self, text: str, *, raw: bool = False) -> list[int]:
-        """The tokens of a prompt: a raw text gets those that begin one; a chat's has them, or lacks them."""
+        """The tokens of a prompt: BOS is added to a raw text; a rendered chat already has it, or lacks it."""
         if raw:
             return self.llama.tokenize(text)
         ids = self.llama.tokenize(text, add_special=False)
@@ -277,11 +277,11 @@ class Runner:
         stop: Sequence[str] = (),
         on_text: Callable[[str], None] | None = None,
     ) -> RunResult:
-        """The answer to one prompt; the options are those of `answer`. Raises AprError."""
+        """Answers one prompt; the options are those of `answer`. Raises AprError."""
         raw = prompt.raw if prompt.raw is not None else self.template is None
         text = with_markers(prompt.text, len(prompt.media))
         if raw and prompt.system is not None:
-            self.chat_text([])  # says that there is no template
+            self.chat_text([])  # reports the missing template
         if not raw:
             system = [{"role": "system", "content": prompt.system}] if prompt.system is not None else []
             text = self.chat_text([*system, {"role": "user", "content": text}])
@@ -304,13 +304,14 @@ class Runner:
         """Continues the text of a prompt. Raises RunError.
 
         Args:
-            text: the prompt; engine.MEDIA_MARKER stands for each file of `media`.
-            raw: whether it is a text to continue, and no conversation.
-            max_tokens: at most so many; None: until the model ends or the context is full, RAW_TOKENS of a raw text.
-            sampling: how tokens are drawn; None: the most likely ones.
-            stop: words that end the answer.
-            media: files of pictures and sound.
-            reuse: what the context holds of the prompt is not computed again.
+            text: the prompt; engine.MEDIA_MARKER marks the position of each file of `media`.
+            raw: whether it is a text to continue instead of a chat.
+            max_tokens: maximum number of tokens; None: until the model ends or the context is full, RAW_TOKENS for a
+                raw text.
+            sampling: sampling parameters; None: greedy.
+            stop: stop strings.
+            media: image and audio files.
+            reuse: keep the common prefix that the context already has.
             on_text: called with each part of the answer as it is generated.
         """
         facts = self.llama.facts
@@ -348,11 +349,11 @@ class Runner:
 
 _TEMPLATE = "tokenizer.chat_template"
 _ROLES = {"unk": "unknown", "pad": "padding", "sep": "seperator", "cls": "cls", "mask": "mask"}
-"""Role of a special token -> the word of its GGUF key; "seperator" is how the key is spelled."""
+"""Role of a special token -> its part of the GGUF key; "seperator" is the key's spelling."""
 
 
 def _template_file(path: str) -> str:
-    """A Jinja template. Raises UsageError for a file that is none."""
+    """Reads a Jinja template. Raises UsageError for another kind of file."""
     try:
         text = hf_files.read_text_file(Path(path)).decode()
     except UnicodeDecodeError:
@@ -369,7 +370,7 @@ def metadata_of(gguf: str) -> Mapping[str, object]:
 
 
 def check_reads_text(metadata: Mapping[str, object], path: str) -> None:
-    """Raises RefusedError for a GGUF that holds no model that reads text."""
+    """Raises RefusedError for a GGUF without a model that reads text."""
     kind = metadata.get("general.type")
     if kind == "adapter":
         raise RefusedError("this is an adapter", path=path, hint=f"apr run BASE --lora {path}")
@@ -384,7 +385,7 @@ def check_reads_text(metadata: Mapping[str, object], path: str) -> None:
 
 
 def context_of(metadata: Mapping[str, object], wanted: int | None, usual: int = DEFAULT_CONTEXT) -> int:
-    """Tokens of the context: those that are wanted, else `usual`, or as many as the model was trained with."""
+    """Context length: the requested one, else `usual`, or the training context if smaller."""
     if wanted is not None:
         return wanted
     trained = metadata.get(f"{metadata.get('general.architecture')}.context_length")
@@ -392,13 +393,13 @@ def context_of(metadata: Mapping[str, object], wanted: int | None, usual: int = 
 
 
 def require_unicode(text: str) -> None:
-    """Raises UsageError for a text with what no encoding of Unicode has, such as bytes that were none."""
+    """Raises UsageError for text that Unicode cannot encode, such as undecodable bytes."""
     if not is_unicode(text):
         raise UsageError("the text is not valid Unicode", hint="pass it in UTF-8")
 
 
 def with_markers(text: str, n: int) -> str:
-    """A message to which `n` files belong: they come first, unless it says where. Raises UsageError."""
+    """A message with `n` files: they come first, unless it has markers. Raises UsageError."""
     found = text.count(MEDIA_MARKER)
     if n and found not in (0, n):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Gates that compare a file with its original: the keys, the tensors, and the logits that other programs give it."""
+"""Gates that compare a file with its original: keys, tensors, and logits computed by other programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_ORIGINAL = "no original to compare with: --against FILE"
 
 
 class _Difference(NamedTuple):
-    """A key or a tensor that differs, and the disease that it is a sign of."""
+    """A key or a tensor that differs, and the disease that it indicates."""
 
     disease: str
     name: str
@@ -45,7 +45,7 @@ def _original(x: ModelUnderTest) -> Model:
 
 
 def _finding(found: Sequence[_Difference], passed: str) -> GateFinding:
-    """The first disease by the order of the table, with all its signs; others are counted."""
+    """The first disease in table order, with all its signs; counts the others."""
     if not found:
         return GateFinding(True, passed, value=0, threshold=0)
     order = [*DISEASES]
@@ -58,7 +58,7 @@ def _finding(found: Sequence[_Difference], passed: str) -> GateFinding:
 
 
 def logits(x: ModelUnderTest) -> GateFinding:
-    """Compares the logits of a few tokens with those that transformers or the trainer's decoder gives the original."""
+    """Compares the logits of a few tokens with those of the original in transformers or the trainer's decoder."""
     if x.against is None:
         raise SkippedError(NO_ORIGINAL, required=False)
     if formats.detect(x.against) == "gguf":
@@ -109,7 +109,7 @@ def _words(key: str, a: object, b: object) -> str:
 
 
 def _typed(value: object) -> str:
-    """A value as `apr stamp --set` takes it."""
+    """A value in the syntax of `apr stamp --set`."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -120,11 +120,11 @@ def _typed(value: object) -> str:
 # --- tensors ---
 
 _LIMITS = ((16.0, 0.01), (8.0, 0.03), (6.0, 0.06), (5.0, 0.1), (4.0, 0.2), (3.0, 0.35), (2.0, 0.6), (0.0, 0.9))
-"""(bits of the coarser dtype, largest relative RMSE of a tensor): about twice what llama.cpp's quantization gives."""
+"""(bits of the coarser dtype, maximum relative RMSE of a tensor): about twice that of llama.cpp's quantization."""
 
 _ROWS, _EXPERT_ROWS = 256, 4
 _LOW_RANK = 0.9
-"""Share of a difference's energy in a quarter of its rank: of an adapter 1, of rounding 0.4."""
+"""Fraction of a difference's energy in a quarter of its rank: 1 for an adapter, 0.4 for rounding."""
 
 _EXPERTS = re.compile(r"_exps\.|ffn_gate_inp\.")
 _QK = re.compile(r"\.attn_([qk])\.(?:weight|bias)$")
@@ -173,7 +173,7 @@ def _limit(*both: Tensor, packed_bits: float = math.inf) -> float:
 
 
 def _rows(tensor: Tensor, first: int, n: int) -> Array:
-    """Decoded rows [n, columns] of a tensor, all leading dimensions as one; of a vector its values [n, 1]."""
+    """Decoded rows [n, columns] of a tensor, all leading dimensions flattened; for a vector its values [n, 1]."""
     import numpy as np
 
     columns = tensor.shape[-1] if len(tensor.shape) > 1 else 1
@@ -185,7 +185,7 @@ def _rows(tensor: Tensor, first: int, n: int) -> Array:
 
 
 def _scale_of(model: Model, name: str) -> Array:
-    """The scale of the tensor `name` of a GGUF: 1, or one for each matrix [n, 1] where NVFP4 weights have it."""
+    """The scale of the tensor `name` of a GGUF: 1, or one per matrix [n, 1] for NVFP4 weights."""
     import numpy as np
 
     scale = model.tensors.get(scale_name(name, SCALE, gguf=True))
@@ -196,7 +196,7 @@ def _scale_of(model: Model, name: str) -> Array:
 
 
 def _sample(tensor: Tensor) -> Array:
-    """The rows that are compared: of stacked experts some of each."""
+    """The rows to compare: of stacked experts some of each."""
     import numpy as np
 
     if len(tensor.shape) < 3:
@@ -208,7 +208,7 @@ def _sample(tensor: Tensor) -> Array:
 
 
 def _compare(x: ModelUnderTest, ours: Tensor, theirs: Tensor) -> _Difference | None:
-    """What is wrong with a tensor; None if its values are the original's within the error of its dtype."""
+    """What is wrong with a tensor; None if its values match the original's within the error of its dtype."""
     import numpy as np
 
     name = ours.name
@@ -261,7 +261,7 @@ def _reordered(x: ModelUnderTest, rows: Array, part: str) -> Iterator[Array]:
 
 
 def _order(a: Array, b: Array, limit: float) -> tuple[int, int] | None:
-    """(place, the original's expert there) of the first that is another one, if all experts are the original's."""
+    """(position, the original's expert there) of the first permuted expert, if all experts are the original's."""
     import numpy as np
 
     products = b @ a.T
@@ -273,7 +273,7 @@ def _order(a: Array, b: Array, limit: float) -> tuple[int, int] | None:
 
 
 def _low_rank(difference: Array) -> float:
-    """Share of the energy in the largest quarter of the singular values."""
+    """Fraction of the energy in the largest quarter of the singular values."""
     import numpy as np
 
     energy = np.linalg.svd(difference, compute_uv=False) ** 2

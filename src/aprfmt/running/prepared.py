@@ -1,4 +1,4 @@
-"""A model of any form as a GGUF that llama.cpp loads, exported once into a cache."""
+"""Exports a model of any format to a GGUF for llama.cpp, once, into a cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aprfmt.convert.report import Report
 
 SIZE_VARIABLE = "APR_CACHE_SIZE"
-"""Environment variable: how much room exports may take, the latest one apart."""
+"""Environment variable: size limit of cached exports, not counting the latest one."""
 
 _DEFAULT_SIZE = "30GB"
 
@@ -34,10 +34,10 @@ class Prepared:
     Attributes:
         path: the file, or the first of its parts.
         n_bytes: of all parts.
-        key: another one when the model has changed.
-        report: of the export, where one was made.
-        sources: every file that the model was read from, and its folder where it is one.
-        entry: keeps the file where it is one of the cache; its user waits for `entry.confirm`, as Llama does.
+        key: changes whenever the model changes.
+        report: of the export, if one was made.
+        sources: every file that the model was read from, and its folder.
+        entry: keeps a cached file; its user waits for `entry.confirm`, as Llama does.
     """
 
     path: str
@@ -52,14 +52,14 @@ class Prepared:
 
 
 def prepare(file: PathLike, *, dtype: str = "keep", say: Callable[[str], None] = lambda line: None) -> Prepared:
-    """The model `file` as a GGUF: itself where it is one, else an export of it in the cache.
+    """The model `file` as a GGUF: itself if it is one, else an export of it in the cache.
 
-    An export is found again by the names, sizes, times and inodes of all files that the model is made of: a file that
-    was written again has another time of change, which nobody can set back, so what is found was made of these bytes.
+    Exports are keyed by the names, sizes, times and inodes of all files of the model: a rewritten file has another
+    ctime, which cannot be set back, so a cached export was made from these bytes.
 
     Args:
-        file: a model in any form.
-        dtype: what the weights become, as for convert_model.
+        file: a model in any format.
+        dtype: of the weights, as for convert_model.
         say: called with a line before something is exported.
 
     Raises:
@@ -73,14 +73,14 @@ def prepare(file: PathLike, *, dtype: str = "keep", say: Callable[[str], None] =
     try:
         return exported(".gguf", found.sources, name, found.size, options, say)
     except RefusedError as error:
-        if "--allow-requantize" in (error.hint or ""):  # an option of what writes a file
+        if "--allow-requantize" in (error.hint or ""):  # an option for writing a file
             error.hint = f"run it unchanged, or: apr convert {name} -o OUT --dtype {dtype} --allow-requantize"
         raise
 
 
 @dataclass(frozen=True, slots=True)
 class _Looked:
-    """A file that was opened: its bytes, all files that it is made of, and what it is where it is a GGUF."""
+    """An opened file: its size, all files that it consists of, and its metadata if it is a GGUF."""
 
     size: int
     sources: list[str]
@@ -103,7 +103,7 @@ def source_files(file: PathLike) -> list[str]:
 
 
 def prepare_tower(file: PathLike, *, say: Callable[[str], None] = lambda line: None) -> Prepared:
-    """What sees or hears, as a GGUF for mtmd: itself where it is one, else those of the model `file`, in the cache.
+    """A tower GGUF for mtmd: itself if it is one, else the towers of the model `file`, from the cache.
 
     Raises RefusedError for a GGUF of another kind, and what convert_model raises.
     """
@@ -124,9 +124,9 @@ def prepare_tower(file: PathLike, *, say: Callable[[str], None] = lambda line: N
 def prepare_adapter(
     file: PathLike, base: PathLike, prepared: Prepared, *, say: Callable[[str], None] = lambda line: None
 ) -> Prepared:
-    """An adapter of any form as a LoRA GGUF for the model `base`, which was `prepared`.
+    """An adapter of any format as a LoRA GGUF for the model `base`, which was `prepared`.
 
-    Raises RefusedError for one that is for another model, and what convert_model raises.
+    Raises RefusedError for an adapter of another model, and what convert_model raises.
     """
     from aprfmt.canonical.adapter import read_adapter
     from aprfmt.canonical.base_model import find_base
@@ -163,7 +163,7 @@ def _other_model(why: str, name: str, base_name: str) -> RefusedError:
 
 
 def _check_adapter(adapter: str, base: str, name: str, base_name: str) -> None:
-    """Raises RefusedError where an adapter's GGUF does not fit that of a model."""
+    """Raises RefusedError if an adapter's GGUF does not match a model's."""
     with formats.open(adapter) as model, formats.open(base) as of:
         _check_architecture(model.metadata.get("general.architecture"), base, name, base_name)
         stated = model.metadata.get("general.base_model.0.name")
@@ -187,13 +187,13 @@ def _check_adapter(adapter: str, base: str, name: str, base_name: str) -> None:
 def exported(
     suffix: str, sources: list[str], name: str, size: int, options: dict[str, object], say: Callable[[str], None]
 ) -> Prepared:
-    """What convert_model makes of `name` with `options`, from the cache if it is there.
+    """The result of convert_model for `name` with `options`, from the cache if present.
 
     Args:
-        suffix: of the file to make.
+        suffix: of the file.
         sources: every file and folder that it depends on.
         name: the model.
-        size: its bytes, to be said.
+        size: its bytes, for messages.
         options: of convert_model.
         say: called with a line before something is exported.
     """
@@ -208,10 +208,10 @@ def exported(
 
         what = "the towers of " if options.get("mmproj") else ""
         say(f"exporting {what}{name} ({format_bytes(size)}) to the cache, once")
-        # What stays on this machine may hold what links lead to.
+        # What stays on this machine may contain the targets of links.
         options_made = {"force": True, "follow_links": True, "fsync": False, **options}
         if suffix == ".gguf" and not options.get("mmproj"):
-            options_made["allow_different"] = True  # it runs in llama.cpp, whose answers are asked for
+            options_made["allow_different"] = True  # llama.cpp's logits are requested explicitly
         report = convert_model(name, target, **options_made)  # type: ignore[arg-type]
 
     entry = folder.entry(f"{stem}-{own}{suffix}", make)
@@ -221,7 +221,7 @@ def exported(
 
 
 def _limit() -> int:
-    """Bytes that exports may take. Raises UsageError."""
+    """Size limit of exports. Raises UsageError."""
     from aprfmt.convert.parsing import parse_size
 
     text = os.environ.get(SIZE_VARIABLE) or _DEFAULT_SIZE
@@ -232,7 +232,7 @@ def _limit() -> int:
 
 
 def key(sources: list[str], options: Mapping[str, object]) -> str:
-    """A name for what the files and folders `sources` are now, for `options`, and for this version of the package."""
+    """A cache key: the current state of the files and folders `sources`, `options` and this version of the package."""
     digest = hashlib.sha256(f"{aprfmt.__version__} {sorted(options.items())!r}".encode())
     for path in sorted({each for source in sources for each in _files(source)}):
         try:
@@ -245,14 +245,14 @@ def key(sources: list[str], options: Mapping[str, object]) -> str:
 
 
 _BESIDE = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".safetensors", ".yaml")
-"""Files of a repository that say what the weights beside them are."""
+"""Files of a repository that describe the weights in the same folder."""
 
 _MADE = (".gguf", ".dat", ".state")
-"""Files that no export reads: what was made of the model in a folder, such as an importance matrix."""
+"""Files that no export reads: derived from the model, such as an importance matrix."""
 
 
 def _files(path: str) -> Iterator[str]:
-    """A file and those beside it that say what it is; of a folder all files."""
+    """A file and those in its folder that describe it; for a folder all files."""
     if is_folder(path):
         for where, folders, names in os.walk(path):
             folders[:] = [name for name in folders if not name.startswith(".")]

@@ -22,13 +22,13 @@ class GateResult:
     Attributes:
         id: its name.
         status: "pass", "fail" or "skip".
-        required: of one that was skipped, whether the model cannot pass without it.
-        shows: what holds when it passes.
+        required: for a skipped gate, whether the model cannot pass without it.
+        shows: what holds if it passes.
         message: the evidence, or why it was skipped.
-        value, threshold: the figure that decided and its limit, if any.
-        seconds: what it took.
-        disease: id of the known fault that it names, a row of diseases.DISEASES.
-        hint: of a failed gate, what to type to mend the model.
+        value, threshold: the deciding figure and its limit, if any.
+        seconds: duration.
+        disease: id of the known fault, a row of diseases.DISEASES.
+        hint: for a failed gate, what to type to fix the model.
     """
 
     id: str
@@ -79,7 +79,7 @@ def examine(
     log: Callable[[str], None] = lambda line: None,
     on_gate: Callable[[GateResult], None] = lambda gate: None,
 ) -> QaReport:
-    """Looks through every gate; what a failed one keeps from being computed is skipped, and that is not a pass.
+    """Runs every gate; gates that a failed one blocks are skipped, which is not a pass.
 
     Raises:
         UsageError: for an unknown gate.
@@ -91,7 +91,7 @@ def examine(
             raise UsageError(f"unknown gate {name!r:.40}", hint=f"known gates: {', '.join(known)}")
     require_llama()
     for path in (file, against) if against is not None else ():
-        formats.detect(path)  # what is not there is said before minutes of gates
+        formats.detect(path)  # missing files are reported before minutes of gates
     started = time.monotonic()
     results: dict[str, GateResult] = {}
     with ModelUnderTest(file, against, threads, log) as x:
@@ -112,7 +112,7 @@ def examine(
 
 
 def _is_fine(gate: GateResult) -> bool:
-    """Whether a gate passed, or had nothing that it must look at."""
+    """Whether a gate passed, or did not need to apply."""
     return gate.status == "pass" or (gate.status == "skip" and not gate.required)
 
 
@@ -148,7 +148,7 @@ def _look(gate: Gate, x: ModelUnderTest, before: dict[str, GateResult], allow_sk
 
 
 def _hint(gate: Gate, finding: GateFinding, x: ModelUnderTest) -> str:
-    """What to type to mend a model that fails a gate."""
+    """What to type to fix a model that fails a gate."""
     disease = DISEASES.get(finding.disease or "")
     mend = disease.mend if disease is not None else gate.mend
     value = finding.words.get("value")

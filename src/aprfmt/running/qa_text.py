@@ -1,4 +1,4 @@
-"""What a model is examined with: plain text, prompts whose right answers are known, and a conversation.
+"""Test data of `apr qa`: plain text, prompts with known answers, and a conversation.
 
 The text was written for this package, so no model was trained on it.
 """
@@ -102,13 +102,13 @@ PROMPTS = (
     "Once upon a time there was a king who",
     "\u00dcber den Wolken; \u4f60\u597d; \U0001f600 \u2014",
 )
-"""Short beginnings of several kinds, one of them with characters of several bytes."""
+"""Short prompts of several kinds, one with multi-byte characters."""
 
 STORIES = (
     "My name is Anna and I live in a small village. Every morning I",
     "The three most important things to know about water are",
 )
-"""Beginnings of text that goes on for a while."""
+"""Prompts of text that continues for a while."""
 
 
 PAIRS = (
@@ -120,11 +120,11 @@ PAIRS = (
 
 UNRELATED = "Water boils at a lower temperature in the mountains."
 QUERY = "What is the capital of France?"
-"""What a reranker compares texts with."""
+"""The query for rerankers."""
 
 
 class Question(NamedTuple):
-    """A prompt, the answers to choose from, and the number of the right one."""
+    """A prompt, the possible answers, and the index of the right one."""
 
     prompt: str
     answers: tuple[str, ...]
@@ -149,7 +149,7 @@ ANSWER = "The capital of France is Paris."
 
 
 class Format(NamedTuple):
-    """A published form of conversations: what stands before the user's text, before the answer, and behind it."""
+    """A published chat format: the text before the user's message, before the answer, and after it."""
 
     before: str
     between: str

@@ -1,4 +1,4 @@
-"""`quantize_model`: quantizes to a preset, by a recipe or to a target, with an importance matrix if asked."""
+"""`quantize_model`: quantizes to a preset, by a recipe or to a target, optionally with an importance matrix."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from aprfmt.running.target_types import TypeChooser
 
 ROUNDS = 3
-"""Outputs that --max-kl measures at most."""
+"""Maximum number of outputs that --max-kl measures."""
 
 _CLOSE = 0.8
-"""Part of --max-kl from which a measured KL is good enough not to try smaller types."""
+"""Fraction of --max-kl from which a measured KL is accepted instead of trying smaller types."""
 
 _MARGIN = 0.03
-"""How far below --max-kl each further round aims."""
+"""Factor by which each further round aims below --max-kl."""
 
 _WAYS = ("target_size", "target_bpw", "max_kl", "recipe")
 
@@ -111,7 +111,7 @@ def _check(call: QuantizeCall) -> None:
 
 
 class _MissedError(RefusedError):
-    """An output was measured and is not the one to publish."""
+    """A measured output that is not the one to publish."""
 
 
 @dataclass(slots=True)
@@ -137,7 +137,7 @@ class _Quantizing:
     def convert(
         self, changes: Mapping[str, object], observe: Observer | None = None, check: Callable[[str], None] | None = None
     ) -> Report:
-        """Runs the conversion with some options changed; a --tensor-type of the user comes first."""
+        """Runs the conversion with some options changed; the user's --tensor-type takes precedence."""
         from aprfmt.convert.api import convert
         from aprfmt.convert.parsing import parse_options
 

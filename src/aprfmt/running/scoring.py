@@ -1,4 +1,4 @@
-"""How well llama.cpp's model predicts tokens, and how far it is from another one, position by position."""
+"""Scores llama.cpp's predictions, and compares two models, position by position."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Logits = npt.NDArray[np.float32]
 
 _BYTES = 48 << 20
-"""Logits that are in memory at once, of one model."""
+"""Logits in memory at once, per model."""
 
 
 class Scored(NamedTuple):
@@ -24,11 +24,11 @@ class Scored(NamedTuple):
 
     Attributes:
         loss: -ln of the probability of the label, in nats.
-        hit: whether the label is the first choice.
+        hit: whether the label is the top-1 token.
         kl: KL(other, model) in nats.
         agree: whether both have the same top-1 token.
         other_loss: the other model's loss.
-        dropped: the other model's probability of ids that are not shared; None where all are.
+        dropped: the other model's probability of ids that are not shared; None if all are.
     """
 
     loss: Floats
@@ -40,14 +40,15 @@ class Scored(NamedTuple):
 
 
 class LogitsReader:
-    """Takes the logits of loaded models out of files that their workers write.
+    """Reads the logits of loaded models from files that their workers write.
 
     Args:
         folder: of scratch files.
         model: the model.
         other: one to compare with.
-        n_shared: ids below it are the same in both; those of `other` beyond count as dropped up to `n_other`.
-        n_other: ids of `other` that are tokens; None: all.
+        n_shared: ids below it are the same in both; probability of further ids of `other`, up to `n_other`, counts as
+            dropped.
+        n_other: number of ids of `other` that are tokens; None: all.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class LogitsReader:
         self._shared = n_shared if n_shared is not None else min(each.n_vocab for each in self._models)
         self._n_other = n_other if n_other is not None else self._models[-1].n_vocab
         for each in self._models:
-            # A worker that cannot use some instructions dies here, where no context is lost.
+            # A worker that lacks some instructions dies here, before a context can be lost.
             each.generate([max(0, each.facts.bos)], 1)
 
     def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, list[Logits]]]:
@@ -76,14 +77,14 @@ class LogitsReader:
             rows = []
             for number, each in enumerate(self._models):
                 path = os.path.join(self._folder, f"logits-{number}")
-                with open(path, "ab") as file:  # what is in it is overwritten, so that its pages are used again
+                with open(path, "ab") as file:  # overwritten, so that its pages are reused
                     file.truncate(4 * len(some) * each.n_vocab)
                 each.logits(some, path, follow=start > 0)
                 rows.append(np.fromfile(path, np.float32).reshape(len(some), each.n_vocab))
             yield start, rows
 
     def last(self, ids: Sequence[int]) -> Logits:
-        """The first model's logits behind one text [vocabulary]. Raises RunError."""
+        """The first model's logits after one text [vocabulary]. Raises RunError."""
         import numpy as np
 
         path = os.path.join(self._folder, "last")
@@ -92,9 +93,9 @@ class LogitsReader:
         return found
 
     def score(self, ids: Sequence[int], labels: Sequence[int] | None = None) -> Scored:
-        """The scores of one text; a label below 0 does not count. Without labels each token is that of the one before.
+        """The scores of one text; labels below 0 are ignored. Without labels each token is the label of the one before.
 
-        Raises RunError where a model computes no numbers.
+        Raises RunError for NaN logits.
         """
         import numpy as np
 

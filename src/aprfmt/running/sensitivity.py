@@ -1,7 +1,8 @@
-"""What an error in each part of a model costs: weights are perturbed in llama.cpp's memory, and the KL is measured.
+"""Measures the cost of errors in each part of a model: weights are perturbed in llama.cpp's memory, and the KL is
+measured.
 
-A group of tensors, one role in neighbouring layers, is replaced by what quantization leaves of it. The divergence from
-the unchanged model divided by the sum of the relative errors is the cost of a unit of error in this group.
+A group of tensors, one role in neighbouring layers, is replaced by its quantized values. The divergence from the
+unchanged model divided by the sum of the relative errors is the cost per unit of error in this group.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ CANDIDATES = (
 """Types to choose from, besides 16-bit floats: those that every recent llama.cpp computes with on every backend."""
 
 PLANNED = "q8_0"
-"""The preset of the first plan, which shows the tensors and all other bytes of the output."""
+"""The preset of the first plan, which yields the tensors and all other bytes of the output."""
 
 _MEASURED_BITS = (4.5, 2.6)
 """Bits per weight at which sensitivities are measured: for targets from 4 bits on, and below."""
@@ -73,7 +73,7 @@ class TypeChooser:
     Attributes:
         log: called with lines of progress.
         store: path of the measurements.
-        tensors: what is quantized, with its options and costs.
+        tensors: the quantized tensors, with their options and costs.
         other_bytes: of the output, besides those tensors.
         other_weights: bytes of the output's other tensors.
         n_params: parameters of the output.
@@ -123,7 +123,7 @@ class TypeChooser:
             for dtype in missing:
                 try:
                     self._note(keys[dtype], error_of(sample, dtype))
-                except RefusedError:  # values beyond the scales of the type
+                except RefusedError:  # values beyond the range of the type
                     self._note(keys[dtype], -1.0)
         found = [(dtype, self.known[keys[dtype]]) for dtype in dtypes]
         options = tuple(
@@ -142,7 +142,7 @@ class TypeChooser:
     # --- costs ---
 
     def default_costs(self) -> None:
-        """Takes the costs from the roles of the tensors."""
+        """Sets default costs from the roles of the tensors."""
         roles = Counter(role_of(tensor.name) for tensor in self.tensors)
         costs = _COSTS | ({"token_embd": _UNTIED_COST} if "output" in roles else {})
         self.tensors = [
@@ -163,7 +163,7 @@ class TypeChooser:
         costs: dict[str, float] = {}
         for label, names in groups.items():
             error, divergence = sum(types[name].error for name in names), self.known[keys[label]]
-            if error > 0 and divergence > 0:  # else llama.cpp does not compute with them: MTP layers
+            if error > 0 and divergence > 0:  # otherwise llama.cpp does not use them: MTP layers
                 costs |= dict.fromkeys(names, divergence / error)
         self.tensors = [replace(tensor, cost=costs.get(tensor.name, tensor.cost)) for tensor in self.tensors]
 
@@ -200,7 +200,7 @@ class TypeChooser:
             room -= excess  # the padding between tensors, which depends on their types
 
     def within_bits(self, bits: float) -> Allocation:
-        """The best types with at most so many bits per weight. Raises RefusedError with the nearest possible value."""
+        """The best types with at most so many bits per weight. Raises RefusedError with the nearest value."""
         chosen = fit_bytes(self.tensors, int(bits * self.n_params / 8) - self.other_weights)
         if chosen is None:
             least = 8 * (self.other_weights + total_bytes(smallest(self.tensors))) / self.n_params
@@ -211,7 +211,7 @@ class TypeChooser:
         return chosen
 
     def within_loss(self, most: float) -> Allocation:
-        """The smallest types with at most so much predicted KL. Raises RefusedError with the least KL."""
+        """The smallest types with at most that much predicted KL. Raises RefusedError with the least KL."""
         chosen = fit_loss(self.tensors, most / self.scale)
         if chosen is None:
             best = {t.name: min(t.options, key=lambda option: option.error) for t in self.tensors}
@@ -262,7 +262,7 @@ class TypeChooser:
 
 
 def preset_of(chosen: Mapping[str, TypeOption]) -> str:
-    """The preset whose file type the output states: that of the quantized type with the most bytes."""
+    """The preset for the output's file type: that of the quantized type with the most bytes."""
     totals: dict[str, int] = {}
     for option in chosen.values():
         totals[option.dtype] = totals.get(option.dtype, 0) + option.n_bytes
@@ -283,7 +283,7 @@ def _candidates(row: QuantizedTensor) -> list[str]:
 
 
 def _near(tensor: AllocatedTensor, n_bytes: float) -> TypeOption:
-    """The largest lossy type of about so many bytes."""
+    """The largest lossy type of about that many bytes."""
     lossy = sorted((o for o in tensor.options if o.error > 0), key=lambda o: o.n_bytes) or [*tensor.options]
     return next((o for o in reversed(lossy) if o.n_bytes <= n_bytes * 1.02), lossy[0])
 

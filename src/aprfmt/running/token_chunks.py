@@ -1,4 +1,4 @@
-"""Text in chunks of equal length, as llama.cpp's llama-imatrix and llama-perplexity split it."""
+"""Splits text into chunks of equal length, as llama-imatrix and llama-perplexity do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from aprfmt.llama.client import Llama
 
 _CHARACTERS = 8
-"""Of a token, at most, in nearly all text."""
+"""Maximum characters per token in nearly all text."""
 
 
 def token_chunks(
@@ -33,7 +33,7 @@ def with_bos(llama: Llama, ids: list[int]) -> list[int]:
 
 
 def _prefixes(text: Iterable[str], limit: int | None) -> Iterator[str]:
-    """All of the text; where few tokens are wanted, first as much of it as may do."""
+    """All of the text; if few tokens are wanted, first as much of it as probably suffices."""
     parts: list[str] = []
     size, enough = 0, (limit or 0) * _CHARACTERS
     for part in text:

@@ -1,1 +1,1 @@
-"""`apr hex`: what every byte of a model file means."""
+"""`apr hex`: annotates every byte of a model file."""

@@ -21,13 +21,13 @@ class HexBlock:
     """Bytes of a tensor that are decoded together: a block of a quantized dtype, a line of a plain one.
 
     Attributes:
-        index: which of the tensor's blocks; of plain values, which line.
+        index: of the block in the tensor; for plain values, of the line.
         offset: of the first byte, from the start of the file.
         data: the bytes.
-        first: position of its first value in the tensor, flat, row-major.
-        parts: its fields; none of plain values.
-        codes: one a value, before scaling; None if missing.
-        values: decoded; None where the dtype has no decoder.
+        first: flat, row-major index of its first value in the tensor.
+        parts: its fields; none for plain values.
+        codes: one per value, before scaling; None if unavailable.
+        values: decoded; None without a decoder.
     """
 
     index: int
@@ -50,16 +50,16 @@ class HexBlock:
 
 @dataclass(frozen=True, slots=True)
 class TensorDump:
-    """What is shown of a tensor.
+    """The shown part of a tensor.
 
     Attributes:
-        file: the file that holds it, one of several of a sharded model.
-        in_memory: whether that file is packed, so that offsets count in what it unpacks to.
+        file: the file that contains it, one of several of a sharded model.
+        in_memory: whether that file is compressed, so that offsets are in the decompressed data.
         name, dtype, shape, offset, n_bytes: as in model.Tensor.
         block_values, block_bytes: of one block.
-        n_blocks: how many the tensor has.
-        formula: how a value follows from a block's fields; "" for plain values.
-        blocks: those that are shown.
+        n_blocks: number of blocks of the tensor.
+        formula: of a value from a block's fields; "" for plain values.
+        blocks: the shown ones.
     """
 
     file: str
@@ -86,8 +86,9 @@ class TensorDump:
 
 
 def dump_tensor(tensor: Tensor, offset: int, limit: int, width: int) -> TensorDump:
-    """The blocks of `tensor` from byte `offset` of it on, at most `limit` (0: all); lines of plain values are `width`
-    bytes long. Raises UsageError for an offset outside.
+    """The blocks of `tensor` from its byte `offset` on, at most `limit` (0: all); lines of plain values are `width`
+    bytes long.
+    Raises UsageError for an offset outside.
     """
     if offset and offset >= tensor.n_bytes:
         hint = f"it has {tensor.n_bytes} bytes"
@@ -143,7 +144,7 @@ def _blocks(tensor: Tensor, unit: int, first: int, last: int) -> Iterator[HexBlo
     for i in range(first, last):
         data = tensor.source.read(tensor.offset + i * unit, unit)
         at, n = i * row.block, row.block
-        if is_filled:  # each row ends with what is left of its last block
+        if is_filled:  # each row ends with a partial block
             at = i // per_row * shape[-1] + i % per_row * row.block
             n = min(n, shape[-1] - i % per_row * row.block)
         n = max(0, min(n, n_elements(shape) - at))

@@ -1,4 +1,4 @@
-"""The layout of each container as spans, walked from the bytes alone: a damaged file shows as far as it goes."""
+"""The layout of each container as spans, walked from the bytes alone: a damaged file is shown up to the damage."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from aprfmt.text import format_shape, plural
 from aprfmt.types import Json
 
 _ITEMS = 8
-"""Elements of an array that are decoded to be shown."""
+"""Elements of an array that are decoded for display."""
 
 Step = Walk | AprError
-"""A section, or damage that does not keep the walk from going on."""
+"""A section, or damage that does not stop the walk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """How a container is told by the beginning of a file, what it is called, and what takes it apart."""
+    """A container: its detection by the first bytes, its name, and its walker."""
 
     label: str
     begins: Callable[[bytes, int], bool]
@@ -40,17 +40,17 @@ class Container:
 
 
 def container_of(source: Source) -> Container | None:
-    """The container whose bytes the file begins with; None for one that is not taken apart here."""
+    """The container whose bytes the file begins with; None if it is not supported here."""
     head = source.read(0, min(64, source.size))
     if head.startswith(b"APR"):
-        with suppress(AprError):  # no form fits: shown as what it begins like
+        with suppress(AprError):  # nothing matches: shown as what it begins like
             if detect_apr(source, Path(source.path)) == "apr-legacy":
                 return None
     return next((row for row in CONTAINERS if row.begins(head, source.size)), None)
 
 
 def _fixed(source: Source, form: struct.Struct, names: Sequence[str], at: int = 0) -> list[Span]:
-    """Spans of little-endian fields side by side, as far as the file goes."""
+    """Spans of consecutive little-endian fields, as far as the file goes."""
     spans, codes = [], _codes(form.format)
     for name, code in zip(names, codes, strict=True):
         n_bytes = struct.calcsize("<" + code)
@@ -86,7 +86,7 @@ def _gguf(source: Source) -> Iterator[Step]:
     cursor = Cursor(bytearray(), source.path, source=source)
     try:
         _, n_tensors, n_kv = read_header(cursor)
-    except TruncatedError:  # the walk comes to the place where the file ends
+    except TruncatedError:  # the walk reaches the end of the file
         if len(header) < 4:
             raise
         n_tensors, n_kv = (n if isinstance(n := header[i].value, int) else 0 for i in (2, 3))
@@ -102,7 +102,7 @@ def _gguf(source: Source) -> Iterator[Step]:
 
 
 def _beyond(names: Sequence[str], source: Source) -> Iterator[AprError]:
-    """That the data of these tensors lie, at least in part, behind the end of the file."""
+    """Reports that the data of these tensors is, at least in part, beyond the end of the file."""
     if names:
         message = f"the data of {plural(len(names), 'tensor')} extends past the end of the file"
         yield TruncatedError(message, path=source.path, tensor=names[0], offset=source.size)
@@ -147,7 +147,7 @@ def _gguf_key(cursor: Cursor, entry: KvEntry) -> list[Span]:
 
 
 def _few(data: bytes | bytearray | memoryview, entry: KvEntry) -> list[Json]:
-    """The first elements of an array; arrays in it as their type alone."""
+    """The first elements of an array; nested arrays as their type only."""
     kind, at, n = entry.elem_type, entry.value_start + 12, min(entry.count or 0, _ITEMS)
     if kind is None or kind is GgufType.ARRAY:
         return ["(array)"] * n
@@ -169,7 +169,7 @@ def _gguf_data_start(cursor: Cursor, n_tensors: int, alignment: int) -> int:
 
 
 def _gguf_infos(cursor: Cursor, n_tensors: int, data_start: int, lacking: list[str]) -> Iterator[Entry]:
-    """Names of tensors that reach beyond the end of the file are added to `lacking`."""
+    """Adds names of tensors beyond the end of the file to `lacking`."""
     for _ in range(n_tensors):
         at = cursor.pos
         name = cursor.string(MAX_NAME_BYTES, "a tensor name")
@@ -198,7 +198,7 @@ def _gguf_infos(cursor: Cursor, n_tensors: int, data_start: int, lacking: list[s
 
 
 def _members(raw: bytes, base: int, path: str) -> Iterator[tuple[str, object, int, int, int]]:
-    """(key, value, begin of the key, begin and end of the value) of a JSON object, in bytes of the file."""
+    """(key, value, start of the key, start and end of the value) of a JSON object, in bytes of the file."""
     text = raw.decode("utf-8", "surrogateescape")
     scan, blank = json.JSONDecoder(strict=False), " \t\r\n"
 
@@ -283,7 +283,7 @@ def _apr2(source: Source) -> Iterator[Step]:
     yield Walk("header", iter([spans]), "header")
     try:
         apr2.read_header(source)
-    except ChecksumError as error:  # the rest may still be what it says
+    except ChecksumError as error:  # the rest may still be intact
         error.path = source.path
         yield error
     start, n_bytes = header.metadata_offset, header.metadata_size
@@ -370,7 +370,7 @@ def _apr1(source: Source) -> Iterator[Step]:
 
 
 def _msgpack_entries(raw: bytes, base: int, path: str) -> Iterator[Entry]:
-    """The members of a MessagePack map, once it is known to be one."""
+    """The entries of a MessagePack map, after checking that it is one."""
     import msgpack
 
     values = apr1_metadata.parse_metadata(raw, path, base)
@@ -396,4 +396,4 @@ CONTAINERS = (
     Container("APR v1", lambda head, size: head[:4] == apr1.MAGIC, _apr1),
     Container("SafeTensors", _is_safetensors, _safetensors),
 )
-"""The containers that are taken apart, in the order in which they are asked."""
+"""The supported containers, in the order of detection."""

@@ -1,4 +1,4 @@
-"""`apr hex`: a file's header, metadata and index with the meaning of their bytes, or the blocks of a tensor."""
+"""`apr hex`: annotates a file's header, metadata and index, or the blocks of a tensor."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _MOST_WIDTH = 64
 
 @dataclass(frozen=True, slots=True)
 class FileDump:
-    """What is shown of a file.
+    """The shown part of a file.
 
     Attributes:
         file: its path.
         size_bytes: its size.
-        format: the container; None for one that is not taken apart.
-        sections: in the order of the file.
-        lines: plain lines of bytes as (offset, bytes), where these were asked for or nothing else is known.
-        damage: what is wrong, as far as a look shows; the sections end where it keeps the walk from going on.
+        format: the container; None if it is not supported.
+        sections: in file order.
+        lines: plain lines of bytes as (offset, bytes), if requested or nothing else is known.
+        damage: what is wrong, as far as visible; the sections end where it stops the walk.
     """
 
     file: str
@@ -128,7 +128,7 @@ def _limit_of(limit: int | None, dtype: str) -> int:
 
 
 def _files(path: PathLike) -> list[str]:
-    """The files to show: the one that is named, or those of a folder, an index or a manifest."""
+    """The files to show: the named one, or those of a folder, an index or a manifest."""
     name = formats.path_text(path)
     if is_file(name) and not name.endswith(".json"):
         return [name]

@@ -1,4 +1,4 @@
-"""What is shown of a file: spans of bytes with their meaning, entry by entry, section by section."""
+"""Annotated spans of bytes, grouped into entries and sections."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from aprfmt.io.source import Source
 from aprfmt.types import Json
 
 KEPT_BYTES = 64
-"""Bytes of a span that are read to be shown."""
+"""Bytes of a span that are read for display."""
 
 _LONGEST_TEXT = 200
 
 
 @dataclass(slots=True)
 class Span:
-    """Neighbouring bytes that mean one thing.
+    """Consecutive bytes with one meaning.
 
     Attributes:
         offset: of the first byte, from the start of the file.
-        n_bytes: how many.
+        n_bytes: length.
         name: of the field.
-        value: what they say: a number, or text as far as it is shown.
-        meaning: what that says, where the value alone does not.
+        value: a number, or text as far as it is shown.
+        meaning: explanation, if the value alone is not clear.
         data: the first of the bytes.
     """
 
@@ -47,9 +47,9 @@ Entry = Sequence[Span]
 
 @dataclass(slots=True)
 class Walk:
-    """A section on its way: its entries are made while it is walked, which may raise AprError.
+    """A section that is being walked: its entries are produced lazily, which may raise AprError.
 
-    `label` is what one entry is called ("key"), `count` how many the file says there are.
+    `label` is the name of an entry ("key"), `count` the number stated in the file.
     """
 
     name: str
@@ -64,9 +64,9 @@ class Section:
 
     Attributes:
         name: "header", "metadata", "index", "data", ...
-        entries: those that are shown.
-        label: what one entry is called.
-        count: how many the section has.
+        entries: the shown ones.
+        label: name of an entry.
+        count: number of entries in the section.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Section:
 
 
 def take(walk: Walk, source: Source, offset: int, limit: int) -> tuple[Section, AprError | None]:
-    """The first `limit` entries (0: all) that end behind byte `offset`, with bytes; the error that ended the walk."""
+    """The first `limit` entries (0: all) that end after byte `offset`, with bytes; the error that ended the walk."""
     section, seen, error = Section(walk.name, walk.label, walk.count or 0), 0, None
     try:
         for entry in walk.entries:
@@ -99,5 +99,5 @@ def take(walk: Walk, source: Source, offset: int, limit: int) -> tuple[Section, 
 
 
 def shown(text: str) -> str:
-    """`text`, cut where it is long."""
+    """`text`, truncated if long."""
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"

@@ -1,1 +1,1 @@
-"""`apr lint`: what a file could do better."""
+"""`apr lint`: checks a file against best practices."""

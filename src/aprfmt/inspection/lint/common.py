@@ -1,4 +1,4 @@
-"""What the rules ask of a file, and the commands that they suggest."""
+"""Helpers of the lint rules, and the commands that they suggest."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def gguf_of(subject: Subject) -> GgufNative | None:
 
 
 def quoted(model: Model) -> str:
-    """The model's path as a shell takes it."""
+    """The model's path quoted for a shell."""
     return shlex.quote(str(model.path))
 
 
 def set_key(model: Model, key: str, value: str, option: str = "") -> str:
-    """How to set a fact about the model: GGUF key `key`, or the option of apr stamp that means it."""
+    """How to set a fact about the model: GGUF key `key`, or the equivalent option of apr stamp."""
     if model.convention == "gguf":
         return f"apr stamp {quoted(model)} --in-place --set {key}={value}"
     if apr2.native_of(model) is not None:
@@ -42,7 +42,7 @@ def set_key(model: Model, key: str, value: str, option: str = "") -> str:
 
 
 def anew(model: Model, options: str = "") -> str:
-    """How to write the file anew."""
+    """The command that writes the file anew."""
     source = "ORIGINAL" if BLOCK_TYPES & {t.dtype for t in model.tensors.entries} else quoted(model)
     return f"apr convert {source} -o NEW{Path(model.path).suffix} {options}".rstrip()
 
@@ -52,14 +52,14 @@ BLOCK_TYPES = frozenset(name for name, row in DTYPES.items() if row.kind != "pla
 
 
 def network_of(subject: Subject) -> Canonical | None:
-    """The model where it is a network that the table knows; None for adapters, towers, matrices and the unknown."""
+    """The model if it is a network in the table; None for adapters, towers, matrices and unknown ones."""
     found = subject.canonical
     is_one = isinstance(found, Canonical) and found.arch is not None and not found.part
     return found if isinstance(found, Canonical) and is_one and not is_adapter(subject.model) else None
 
 
 def is_main(subject: Subject) -> bool:
-    """Whether it is a model of its own, and none of adapters, towers, matrices of a tool."""
+    """Whether it is a complete model, not an adapter, tower or tool's matrices."""
     model = subject.model
     if not model.tensors or is_adapter(model):
         return False
@@ -86,13 +86,13 @@ def tokenizer_of(subject: Subject) -> Tokenizer | None:
 
 
 def name_of(subject: Subject) -> str:
-    """What the model is called: by its metadata and by its path."""
+    """The names of the model: in its metadata and its path."""
     info = provenance.read(subject.model).info if subject.model.format != "apr-v1" else {}
     return f"{info.get('name', '')} {subject.model.path.resolve().name}"
 
 
 def skip(why: str) -> Check:
-    """The rule does not concern the file."""
+    """Skips a rule that does not apply to the file."""
     return Check("skip", why)
 
 

@@ -93,7 +93,7 @@ def quantization_version(subject: Subject) -> Iterator[Check]:
 
 
 def file_type(file_types: Mapping[int, str], subject: Subject) -> Iterator[Check]:
-    """`gguf.file-type-mismatch`: general.file_type says which type most of the weights have."""
+    """`gguf.file-type-mismatch`: general.file_type is the type of most weights."""
     matrices = matrices_of(subject.model)
     if gguf_of(subject) is None or not is_main(subject) or not matrices:
         yield skip("not a GGUF model")
@@ -110,14 +110,14 @@ def file_type(file_types: Mapping[int, str], subject: Subject) -> Iterator[Check
 
 
 def _is_made_of(matrices: Sequence[Tensor], dtype: str) -> bool:
-    """Whether a preset of that main type can have given them: rows that its blocks do not divide get other types."""
+    """Whether a preset of that main type can have produced them: rows that its blocks do not divide get other types."""
     if dtype in _FLOATS:
         return main_dtype(matrices) == dtype
     return any(t.dtype == dtype for t in matrices)
 
 
 def quant_suffix(presets: Callable[[str], str | None], subject: Subject) -> Iterator[Check]:
-    """`name.quant-suffix`: the quantization in the file's name is the one in the file."""
+    """`name.quant-suffix`: the quantization in the file's name is the actual one."""
     model = subject.model
     stem, matrices = model.path.resolve().stem, matrices_of(model)
     named = _QUANT_IN_NAME.findall(stem)
@@ -153,7 +153,7 @@ def long_names(subject: Subject) -> Iterator[Check]:
 
 
 def no_imatrix(subject: Subject) -> Iterator[Check]:
-    """`gguf.no-imatrix`: a file below four bits was made with an importance matrix."""
+    """`gguf.no-imatrix`: a file below four bits was quantized with an importance matrix."""
     if gguf_of(subject) is None:
         yield skip(NO_GGUF)
         return
@@ -176,7 +176,7 @@ def _sizes(model: Model) -> list[tuple[str, int]]:
 
 
 def unbalanced(subject: Subject) -> Iterator[Check]:
-    """`shards.unbalanced`: files of a split model have about one size."""
+    """`shards.unbalanced`: files of a split model have similar sizes."""
     sizes = _sizes(subject.model)
     if len(sizes) < 3:
         yield skip("fewer than three weight files")
@@ -206,7 +206,7 @@ def pickle(subject: Subject) -> Iterator[Check]:
 
 
 def odd_file_names(subject: Subject) -> Iterator[Check]:
-    """`files.names`: names of files are safe on every system."""
+    """`files.names`: file names are safe on every system."""
     if (folder := folder_of(subject.model)) is None:
         yield skip("not a model folder")
     elif found := refused_names(folder):
@@ -224,7 +224,7 @@ def outside_links(subject: Subject) -> Iterator[Check]:
 
 
 def no_format(subject: Subject) -> Iterator[Check]:
-    """`safetensors.no-format`: safetensors files say their format."""
+    """`safetensors.no-format`: safetensors files state their format."""
     native, folder = subject.model.native_as(SafetensorsNative), subject.model.native_as(HfNative)
     headers = {subject.model.path.name: native.metadata} if native is not None else {}
     if folder is not None:
@@ -247,7 +247,7 @@ def _config(subject: Subject) -> Mapping[str, object] | None:
 
 
 def config_dtype(subject: Subject) -> Iterator[Check]:
-    """`config.dtype-mismatch`: config.json names the dtype of the weights."""
+    """`config.dtype-mismatch`: config.json states the dtype of the weights."""
     config, main = _config(subject), main_dtype(matrices_of(subject.model))
     stated = config and (config.get("dtype") or config.get("torch_dtype"))
     names = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -278,7 +278,7 @@ def remote_code(subject: Subject) -> Iterator[Check]:
 
 
 def no_generation_config(subject: Subject) -> Iterator[Check]:
-    """`generation.config-missing`: a folder says how to generate."""
+    """`generation.config-missing`: a folder has a generation config."""
     native, name = subject.model.native_as(HfNative), subject.model.hparams.hf_architecture or ""
     is_folder = native is not None and not native.alone and not is_adapter(subject.model)
     if native is None or not is_folder or not name.endswith(("ForCausalLM", "ForConditionalGeneration")):

@@ -32,7 +32,7 @@ _SHORT_CONTEXT = 4096
 
 
 def no_context(subject: Subject) -> Iterator[Check]:
-    """`context.length-missing`: the length of the longest text is stated."""
+    """`context.length-missing`: the context length is stated."""
     found = network_of(subject)
     if found is None or found.arch is None:
         yield skip(NO_NETWORK)
@@ -44,20 +44,20 @@ def no_context(subject: Subject) -> Iterator[Check]:
 
 
 def no_rope_base(subject: Subject) -> Iterator[Check]:
-    """`context.rope-missing`: the base of the rotary positions is stated."""
+    """`context.rope-missing`: the RoPE base frequency is stated."""
     found = network_of(subject)
     if found is None or found.arch is None or not {"rope", "rope.freq_base"} & {key.gguf for key in found.arch.keys}:
         yield skip(NO_NETWORK if found is None else "no rotary positions")
     elif gguf_of(subject) is not None and f"{found.arch.gguf}.rope.freq_base" not in subject.model.metadata:
         fix = set_key(subject.model, f"{found.arch.gguf}.rope.freq_base:f32", "10000")
-        # Networks of short contexts mostly were trained with the default.
+        # Most networks with short contexts were trained with the default.
         is_short = (subject.model.hparams.max_position_embeddings or 0) <= _SHORT_CONTEXT
         message = "the RoPE base is missing: programs assume 10,000"
         yield Check("info" if is_short else "fail", message, suggestion=fix)
 
 
 def no_original_context(subject: Subject) -> Iterator[Check]:
-    """`context.original-missing`: stretched positions name the length before stretching."""
+    """`context.original-missing`: scaled positions state the original context length."""
     if network_of(subject) is None:
         yield skip(NO_NETWORK)
         return
@@ -94,7 +94,7 @@ def head_twice(subject: Subject) -> Iterator[Check]:
 
 
 def odd_names(subject: Subject) -> Iterator[Check]:
-    """`names.non-standard`: names of tensors are letters, digits and single dots."""
+    """`names.non-standard`: tensor names consist of letters, digits and single dots."""
     if not subject.model.tensors:
         yield skip(subject.no_tensors)
         return

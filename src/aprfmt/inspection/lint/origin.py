@@ -1,4 +1,4 @@
-"""Rules about what a model says of itself: license, name, base model, card."""
+"""Rules about provenance: license, name, base model, card."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def no_name(subject: Subject) -> Iterator[Check]:
 
 
 def no_base_model(subject: Subject) -> Iterator[Check]:
-    """`provenance.no-base-model`: a quantization or an adapter names the model that it was made from."""
+    """`provenance.no-base-model`: a quantization or an adapter states its base model."""
     found = subject.canonical
     general = provenance.read(subject.model).general or {}
     base = found.adapter.base if isinstance(found, Canonical) and found.adapter is not None else None

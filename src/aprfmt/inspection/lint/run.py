@@ -1,4 +1,4 @@
-"""`apr lint`: what a file could do better. The rules stand in `lint_rules`; no value of a tensor is decoded."""
+"""`apr lint`: checks a file against best practices. The rules are in `lint_rules`; no tensor values are decoded."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from aprfmt.types import PathLike
 Level: TypeAlias = Literal["error", "warn", "info"]
 
 LEVELS: dict[Status, Level] = {"fail": "error", "warn": "warn", "info": "info"}
-"""What a finding's status is called, the gravest first."""
+"""Levels of findings, the most severe first."""
 
 READABLE = "metadata.readable"
-"""Id of the finding that some of the metadata cannot be read, which keeps other rules from looking."""
+"""Id of the finding that metadata cannot be read, which prevents other rules from running."""
 
 
 @dataclass(frozen=True, slots=True)
 class LintFinding:
-    """One thing that could be better.
+    """A finding.
 
     Attributes:
         id: of the rule.
-        level: how grave it is.
-        message: what is found, one sentence.
+        level: severity.
+        message: what was found, one sentence.
         suggestion: what to type or to do.
-        tensor: the tensor concerned, where it is one.
+        tensor: the tensor concerned, if any.
     """
 
     id: str
@@ -68,12 +68,12 @@ class Lint:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was found at the level that counts, or above it."""
+        """Whether nothing was found at or above the relevant level."""
         order = list(LEVELS.values())
         return all(order.index(found.level) > order.index(self.fail_at) for found in self.findings)
 
     def count(self, level: Level) -> int:
-        """Findings of that level."""
+        """Number of findings of that level."""
         return sum(found.level == level for found in self.findings)
 
     def to_json(self) -> dict[str, object]:
@@ -98,7 +98,7 @@ def lint(
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> Lint:
-    """Applies those of `rules` that `select` names (none: all of them) and `ignore` does not; both may be globs.
+    """Applies the `rules` that `select` matches (empty: all) and `ignore` does not; both may be globs.
 
     Raises UsageError for an unknown level or an id, AprError for a file that cannot be opened.
     """

@@ -1,6 +1,6 @@
-"""The rules of good practice as a table: what makes a file easy to find, to load, to trust and to run.
+"""The table of lint rules: what makes a file easy to find, load, trust and run.
 
-A rule looks at metadata, names, shapes and dtypes alone. One that yields "fail" gets the level of its row.
+A rule looks only at metadata, names, shapes and dtypes. One that yields "fail" gets the level of its row.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ _RULES = (
 
 
 def rules(file_types: Mapping[int, str], presets: Callable[[str], str | None]) -> tuple[ValidationRule, ...]:
-    """All rules. `file_types`: llama.cpp's numbers and the dtype of most matrices of such a file; `presets` gives that
-    dtype for the name of a preset, None for an unknown one.
+    """All rules. `file_types`: llama.cpp's file types and the dtype of most matrices of such a file; `presets` returns
+    that dtype for the name of a preset, None if unknown.
     """
     return (
         *_RULES,

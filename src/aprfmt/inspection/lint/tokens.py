@@ -42,7 +42,7 @@ def tokenizer_missing(subject: Subject) -> Iterator[Check]:
 
 
 def chat_template(subject: Subject) -> Iterator[Check]:
-    """`tokenizer.no-chat-template`: a model that was trained for chats has its template."""
+    """`tokenizer.no-chat-template`: a chat model has its template."""
     tokenizer = tokenizer_of(subject)
     if tokenizer is None:
         yield skip(NO_TOKENIZER)
@@ -63,7 +63,7 @@ def chat_template(subject: Subject) -> Iterator[Check]:
 
 
 def no_end(subject: Subject) -> Iterator[Check]:
-    """`tokenizer.no-eos`: a token ends a text."""
+    """`tokenizer.no-eos`: a token ends texts."""
     tokenizer = tokenizer_of(subject)
     if tokenizer is None or tokenizer.model in ("bert", "none", "rwkv"):
         yield skip(NO_TOKENIZER if tokenizer is None else f"a {tokenizer.model} tokenizer needs none")
@@ -108,7 +108,7 @@ def control_as_text(subject: Subject) -> Iterator[Check]:
 
 
 def doubled_tokens(subject: Subject) -> Iterator[Check]:
-    """`tokenizer.duplicates`: every token is there once."""
+    """`tokenizer.duplicates`: tokens are unique."""
     tokenizer = tokenizer_of(subject)
     if tokenizer is None:
         yield skip(NO_TOKENIZER)
