@@ -28,9 +28,9 @@ class Feature:
 
     Attributes:
         label: its name in messages.
-        speeds_up: what it is for: what is slower, larger or missing without it.
-        mend: what to type or to change to have it.
-        package, module: the distribution that brings it, and the module to import; "" where torch or the machine does.
+        speeds_up: what is slower, larger or missing without it.
+        mend: what to type or change to enable it. package, module: the distribution that provides it, and the module to
+            import; "" if torch or the machine does.
     """
 
     label: str
@@ -74,7 +74,7 @@ TABLE: dict[str, Feature] = {
         "write to a disk that supports flock",
     ),
 }  # fmt: skip
-"""Feature -> what is known of it."""
+"""Feature -> its row."""
 
 
 def reason_of(error: BaseException) -> str:
@@ -95,7 +95,7 @@ class Verdict:
 
 @cache
 def installed(name: str) -> str | None:
-    """Version of the package of a feature, None where it is not installed."""
+    """Version of the feature's package, None if it is not installed."""
     try:
         return version(TABLE[name].package)
     except PackageNotFoundError:
@@ -117,14 +117,14 @@ def importable(name: str) -> Verdict:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importlib.import_module(row.module)
-    except Exception as error:  # importing a package runs any of its code
+    except Exception as error:  # importing a package runs its code
         return Verdict(False, reason_of(error))
     return Verdict(True)
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A feature that was asked for, or would apply, and is not used."""
+    """A feature that was requested, or would apply, and is not used."""
 
     feature: str
     reason: str
@@ -140,7 +140,7 @@ class Selection(TypedDict):
     """JSON data of a Record.
 
     Attributes:
-        used: what does each part of a run.
+        used: what computes each part of a run.
         not_used: `feature`, `reason` and `mend` of each Miss.
     """
 
@@ -149,7 +149,7 @@ class Selection(TypedDict):
 
 
 class KernelRecord:
-    """What a run uses, and which features it does not use.
+    """Which features a run uses, and which not.
 
     Attributes:
         tell: called with each Miss that is noted from now on.
@@ -161,11 +161,11 @@ class KernelRecord:
         self.tell: Callable[[Miss], None] = lambda miss: None
 
     def use(self, part: str, what: str, who: str = "") -> None:
-        """`what` does the part of a run, for `who` (student, teacher) where they differ."""
+        """`what` computes this part of a run, for `who` (student, teacher) if they differ."""
         self._used.setdefault(part, {})[who] = what
 
     def miss(self, feature: str, reason: str, mend: str = "") -> None:
-        """A feature of the table is not used; each reason is told once."""
+        """A feature of the table is not used; each reason is reported once."""
         found = Miss(feature, reason, mend or TABLE[feature].mend)
         if (feature, reason) not in self._missed:
             self._missed[feature, reason] = found
@@ -202,7 +202,7 @@ _CURRENT: ContextVar[KernelRecord] = ContextVar("aprtrain.features", default=Ker
 
 
 def current() -> KernelRecord:
-    """The record of the run that goes on."""
+    """The record of the current run."""
     return _CURRENT.get()
 
 
@@ -225,7 +225,7 @@ def note_checksums() -> None:
 
 
 def main() -> None:
-    """Prints the state of every feature that a package brings: version, whether it can be imported, why not, mend."""
+    """Prints the state of every feature with a package: version, whether it can be imported, why not, what to do."""
     with redirect_stdout(sys.stderr):  # packages may greet
         rows = {
             name: {

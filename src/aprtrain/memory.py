@@ -1,19 +1,20 @@
-"""Memory of a run at its peak, from shapes alone: what is held all the time, and the largest of the phases of a step.
+"""Peak memory of a run, from shapes alone: persistent memory, plus the largest of a step's phases.
 
-Bytes of a parameter of P: compute copy (2; none on the CPU, which computes in the masters), master 4, moments 4 + 4,
-gradient 4; of several processes each has its share of masters and moments, with --shard weights of all four, beside
-the blocks in use and the head with its gradient.
+Bytes per parameter: compute copy 2 (none on the CPU, which computes with the masters), master 4, moments 4 + 4,
+gradient 4; with several processes each has its part of masters and moments, with --shard weights of all four, plus the
+blocks in use and the head with its gradient.
 
-On the CPU, main memory also holds libraries, and of the process that saves the copy from which a checkpoint is written.
+On the CPU, host memory also contains libraries, and in the process that saves, the copy from which a checkpoint is
+written.
 
 The phases follow each other and share memory: the teacher's pass; the student's forward pass and the loss, which holds
-the activations that autograd keeps; the backward pass, which holds them and the gradients of one layer; the comparison
+the activations that autograd saves; the backward pass, which holds them and the gradients of one layer; the comparison
 of an fp8 teacher with bf16 before the first step.
 
-Activations of a token and a layer of width D, MLP width F and key-value width K, that autograd keeps for the backward
-pass: 7 D + 3 F + 2 K elements; F less where products write silu(gate) up at once, which then form it again; 6 D + F +
-2 K more where blocks are not compiled, which then keep the norms' and the activation's parts; with recomputed blocks D,
-and one whole block at a time.
+Activations per token and layer of width D, MLP width F and key-value width K that autograd saves for the backward pass:
+7 D + 3 F + 2 K elements; F fewer if products write silu(gate) up directly and recompute it; 6 D + F + 2 K more without
+compiled blocks, which then save intermediates of norms and activations; with recomputed blocks D, plus one whole block
+at a time.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from aprtrain.selection import fuses
 from aprtrain.teacher.teacher import COMPARED, compared_bytes, estimate_bytes, teacher_dtype
 
 USUAL_PASS = 16384
-"""Tokens of a pass without a device, so of a plan too."""
+"""Default tokens of a pass without a device, and in a plan."""
 
 _WORKSPACES = 512 << 20  # of libraries, on a GPU
-_LIBRARIES = 400 << 20  # resident in a process that is about to train on a CPU: Python, torch, the tokenizer
+_LIBRARIES = 400 << 20  # resident memory of a process before it trains on a CPU: Python, torch, the tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """What takes memory, and how many bytes."""
+    """A row of the plan, and its bytes."""
 
     name: str
     n_bytes: int
@@ -61,12 +62,12 @@ def memory_plan(
     tried: bool = False,
     teacher_bytes: int | None = None,
 ) -> list[MemoryRow]:
-    """What each of several processes holds on `device` at the peak of a step.
+    """Peak memory of one process on `device` during a step.
 
     Args:
         config, pair, device, processes: of the run.
-        tried: whether kernels may be tried on the device; else those count that are installed.
-        teacher_bytes: what the teacher holds, where it is loaded; else fp8 counts as if all parts pass.
+        tried: whether kernels may be tried on the device; otherwise installed ones count as usable.
+        teacher_bytes: actual size of a loaded teacher; otherwise fp8 counts as if all parts pass.
     """
     student, teacher = pair.student.shape, pair.teacher
     tokens = min(config.micro_tokens or USUAL_PASS, max(config.seq_len, config.tokens_per_step // processes))
@@ -127,17 +128,17 @@ def _residency_words(residency: str, dtype: torch.dtype, *, known: bool) -> str:
 
 
 def checkpoint_bytes(config: Config, s: Shape) -> int:
-    """The copy of the student and its optimizer's states from which a checkpoint is written, in main memory."""
+    """Host memory of the copy of the student and its optimizer states from which a checkpoint is written."""
     return s.n_params * ((4 if config.save_dtype == "f32" else 2) + 12)
 
 
 def _weights(config: Config, s: Shape, width: int, processes: int) -> list[MemoryRow]:
-    """The student without its activations; `width` are the bytes of a value that it computes with."""
+    """The student without its activations; `width` is the byte size of its compute dtype."""
     p, head, block = s.n_params, s.vocab_rows * s.d_model, s.n_layer_params
     rest = p - s.n_layers * block
     states = MemoryRow("student: master weights, moments", 12 * p // processes)
     if config.shard == "weights":
-        # A block and the next, as gathered and as used; the gradient of one, and that of two on its way in float32.
+        # A block and the next, as gathered and as used; the gradient of one, and those of two in float32 in transit.
         return [
             states,
             MemoryRow("student: gradient", 4 * p // processes + 4 * head),
@@ -160,7 +161,7 @@ def _activation_elements(config: Config, s: Shape, compiled: bool, fused: bool) 
 
 
 def _score_bytes(config: Config, s: Shape, tokens: int) -> int:
-    """Scores of a layer are written out for a softcap: bounded and as weights in bf16, in float32 between."""
+    """Scores of a layer are materialized for a softcap: capped and as weights in bf16, in float32 in between."""
     return 8 * tokens * s.n_heads * config.seq_len if s.attn_softcap else 0
 
 
@@ -170,7 +171,7 @@ def _pass_bytes(config: Config, s: Shape, tokens: int, width: int) -> int:
 
 
 def _comparison_bytes(config: Config, teacher: NetworkSource, vocabulary: SharedVocabulary, width: int) -> int:
-    """Beside the weights in e4m3 those in bf16, the hidden states of both, a copy of the head, logits of a chunk."""
+    """Besides the weights in e4m3: those in bf16, the hidden states of both, a copy of the head, logits of a chunk."""
     s, tokens = teacher.shape, max(config.seq_len, GATE_TOKENS)
     logits = vocabulary.n_real * (6 * 4 * COMPARED + width * s.d_model)
     return compared_bytes(teacher) + max(_pass_bytes(config, s, tokens, 2), logits) + 4 * tokens * s.d_model

@@ -1,7 +1,7 @@
-"""Several nodes without a shared folder: what the first process has on its disk, each other node fetches once.
+"""Several nodes without a shared folder: each node fetches the first process's files once.
 
-A node's first process compares and writes; the bytes take the way that gradients take. Where nodes do share a folder,
-the files are there already and nothing is fetched.
+A node's first process compares and writes; the bytes use the same transport as gradients. If nodes share a folder, the
+files are already present and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from aprfmt.io.sink import AtomicFile
 from aprfmt.io.source import Source
 from aprtrain.world import World
 
-_EDGE = 1 << 20  # bytes at both ends of a file that tell it from others of its size
+_EDGE = 1 << 20  # bytes at both ends of a file that identify it among files of its size
 _PIECE = 64 << 20
 
 
 def fetch(names: Sequence[str], source: Path, folder: Path, world: World) -> list[Path]:
-    """Puts the files `names` of the first process's `source` into every other node's `folder`; all take part.
+    """Copies the files `names` of the first process's `source` into every other node's `folder`. Collective.
 
-    Gives the files that this process wrote. What the first process lacks is fetched by nobody. Raises in all
-    processes what keeps one from reading or writing.
+    Returns the files that this process wrote. Files that the first process lacks are skipped. If one process cannot
+    read or write, all raise its error.
     """
     if world.is_one_node:
         return []
@@ -41,7 +41,7 @@ def fetch(names: Sequence[str], source: Path, folder: Path, world: World) -> lis
     for name in (name for name in names if name in wanted):
         try:
             _transfer(source / name, folder / name if name in lacking else None, offered[name][0], world)
-        except AprError as found:  # at its end: the others are still sending and receiving
+        except AprError as found:  # raised at the end: the others are still sending and receiving
             error = error or found
     if (failure := world.first_error(error)) is not None:
         raise failure
@@ -59,7 +59,7 @@ def _identity(path: Path) -> tuple[int, str] | None:
 
 
 def _transfer(source: Path, target: Path | None, n_bytes: int, world: World) -> None:
-    """Sends a file from the first process; `target` is where this one puts it. Raises once all of it has passed."""
+    """Sends a file from the first process to `target` here. Raises only after the whole transfer."""
     with ExitStack() as stack:
         file = stack.enter_context(Source.open(source)) if world.is_first else None
         pieces = (_sent(file, start, min(_PIECE, n_bytes - start), world) for start in range(0, n_bytes, _PIECE))
@@ -75,7 +75,7 @@ def _transfer(source: Path, target: Path | None, n_bytes: int, world: World) -> 
 
 
 def _sent(file: Source | None, start: int, n_bytes: int, world: World) -> Tensor:
-    """A piece of the first process's file, here."""
+    """A chunk of the first process's file, received here."""
     piece = torch.empty(n_bytes, dtype=torch.uint8)
     if file is not None:
         piece.copy_(torch.frombuffer(bytearray(file.read(start, n_bytes)), dtype=torch.uint8))

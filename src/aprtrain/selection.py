@@ -1,4 +1,4 @@
-"""Which kernels a run uses: tried and noted before its first step, or expected by --plan from what is installed."""
+"""Selects the kernels of a run: tried before its first step, or predicted by --plan from the installed packages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def note_kernels(config: Config, batch: Batch, student: Decoder, teacher: Teache
 
 
 def expect_kernels(config: Config, pair: TrainingPair, device: torch.device) -> None:
-    """Notes what a run would use, by what is installed; no device is touched."""
+    """Notes the expected kernels from the installed packages; touches no device."""
     record, s = current(), pair.student.shape
     on_gpu = device.type == "cuda"
     if s.attn_softcap:
@@ -54,7 +54,7 @@ def expect_kernels(config: Config, pair: TrainingPair, device: torch.device) -> 
 
 
 def _note_others(config: Config, device: torch.device, share: float | None) -> None:
-    """`share` is that of the teacher's products in e4m3, None where it is not known."""
+    """`share` is the fraction of the teacher's products in e4m3, None if unknown."""
     record = current()
     note_kernel(config.loss, device, has_files=config.teacher_logprobs is not None)
     note_adamw(device)
@@ -91,7 +91,7 @@ def can_fuse(config: Config, s: Shape, device: torch.device) -> bool:
 
 
 def fuses(config: Config, s: Shape, device: torch.device, *, tried: bool) -> bool:
-    """Whether they do: `tried` on the device, else by what is installed."""
+    """Whether they do: `tried` on the device, else judging by the installed packages."""
     if not can_fuse(config, s, device):
         return False
     return bool(products_agree(learns=True)) if tried else bool(importable("quack"))

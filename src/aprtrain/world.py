@@ -22,17 +22,17 @@ _reduce_scatter = getattr(torch.distributed, "reduce_scatter_single", torch.dist
 _all_gather = getattr(torch.distributed, "all_gather_single", torch.distributed.all_gather_into_tensor)
 
 _TIMEOUT = timedelta(minutes=30)
-"""Limit of a collective: the first process may evaluate or save meanwhile."""
+"""Time limit of a collective: the first process may evaluate or save meanwhile."""
 
 _PREPARE_TIMEOUT = timedelta(days=7)
-"""Limit of waiting for the first process to tokenize the data."""
+"""Time limit of waiting for the first process to tokenize the data."""
 
 
 class Communication(Protocol):
-    """A communication that was begun."""
+    """A pending communication."""
 
     def wait(self) -> object:
-        """Until it is done; on a GPU only what is launched afterwards waits."""
+        """Waits for completion; on a GPU only later kernels wait, not the host."""
 
 
 class ReportedByFirst(Exception):
@@ -41,7 +41,7 @@ class ReportedByFirst(Exception):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process: its device, its rank, how many there are; the same two among those of its node, 0: all are.
+    """This process: its device, its rank, the world size; the same two within its node, 0: all are on one node.
 
     `preparation` is the group in which the others wait for the first process to tokenize the data.
     """
@@ -55,7 +55,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes and speaks for all."""
+        """Whether this process writes and logs for all."""
         return self.rank == 0
 
     @property
@@ -93,7 +93,7 @@ class World:
     def reduce_scatter(self, whole: Tensor) -> Communication:
         """Starts to sum `whole` over all processes into `part(whole)`; overwrites the rest. `wait` for the result."""
         assert len(whole) % self.size == 0
-        # NCCL may find its result among what it is given; gloo may not.
+        # NCCL allows its result to overlap its input; gloo does not.
         given = whole if whole.is_cuda else whole.clone()
         return cast(Communication, _reduce_scatter(self.part(whole), given, async_op=True))
 
@@ -133,9 +133,9 @@ class World:
 
 
 def device_of(word: str, local_rank: int = 0) -> torch.device:
-    """The device that `word` ("cuda", "cuda:N", "cpu") names; there is no fallback.
+    """The device named by `word` ("cuda", "cuda:N", "cpu"), without fallback.
 
-    Raises MissingDependencyError (exit 6) when it is not there, UsageError for other words.
+    Raises MissingDependencyError (exit 6) if it is not available, UsageError for other words.
     """
     try:
         device = torch.device(word)
@@ -162,23 +162,23 @@ def device_of(word: str, local_rank: int = 0) -> torch.device:
 
 
 def world_size() -> int:
-    """How many processes torchrun started."""
+    """The number of processes that torchrun started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_world_size() -> int:
-    """How many of them are on this node; 0 where nobody says so, which means all."""
+    """The number of processes on this node; 0 if unknown, meaning all."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
 
 
 @contextmanager
 def join_world(word: str) -> Iterator[World]:
-    """The world that torchrun's variables describe, or a world of one. Raises as `device_of`."""
+    """The world described by torchrun's variables, or a world of one. Raises as `device_of`."""
     size, rank = world_size(), int(os.environ.get("RANK", "0"))
     device = device_of(word, int(os.environ.get("LOCAL_RANK", "0")))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        # The thread of the backward pass takes its context when it needs one, and torch tells the user.
+        # The backward thread creates its CUDA context on demand, and torch warns about it.
         warnings.filterwarnings(
             "ignore", "Attempting to run cuBLAS, but there was no current CUDA context", UserWarning
         )
@@ -187,11 +187,11 @@ def join_world(word: str) -> Iterator[World]:
         return
     if device.type == "cuda" and torch.device(word).index is not None:
         raise UsageError(f"{size} processes cannot share {word}", hint="use --device cuda: each process gets its own")
-    # Multicast in the switch fails in many containers; two GPUs reach 1.94 times one without it.
+    # NVLink multicast fails in many containers; two GPUs reach 1.94 times one without it.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     on_gpu = device.type == "cuda"
     world = World(device, rank, size, int(os.environ.get("LOCAL_RANK", "0")), local_world_size())
-    if torch.distributed.is_initialized():  # by who started this process, who also ends it
+    if torch.distributed.is_initialized():  # by the launcher, which also terminates it
         yield world
         return
     torch.distributed.init_process_group(
@@ -203,7 +203,7 @@ def join_world(word: str) -> Iterator[World]:
         yield replace(world, preparation=preparation)
         is_well = True
     finally:
-        # NCCL's communicators end together, so one process that failed would wait for the others, and they for what
-        # it will never send. When it exits, torchrun ends them all.
+        # NCCL destroys communicators collectively, so a failed process would wait for the others, and they for what
+        # it will never send. When it exits, torchrun terminates them all.
         if is_well or not on_gpu:
             torch.distributed.destroy_process_group()

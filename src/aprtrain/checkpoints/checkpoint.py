@@ -1,12 +1,12 @@
-"""Models and optimizer states on disk: written from live parameters, opened again and compared before they appear.
+"""Checkpoints: models and optimizer states on disk, written from live parameters and verified before publication.
 
-ckpt-step-NNNNNN.apr    a model like any other: weights, tokenizer, dims, provenance, lineage
-ckpt-step-NNNNNN.state  float32 masters, moments, counters; safetensors with JSON in its metadata
+ckpt-step-NNNNNN.apr    a model like any other: weights, tokenizer, dimensions, provenance, lineage
+ckpt-step-NNNNNN.state  float32 master weights, moments, counters; safetensors with JSON in its metadata
 latest, best            JSON {"step", "model", "state"}, replaced after both files are durable
 
-A thread saves beside the training, tries again, and counts failures. It writes the model, the state, then `latest`
-(and `best`), then old ones go: at whatever moment a machine stops, `latest` names two complete files. Each file holds
-checksums of its own, which resume.py compares before a run goes on.
+A thread saves while training continues, retries, and counts failures. It writes the model, the state, then `latest`
+(and `best`), then removes old ones: whenever a machine stops, `latest` names two complete files. Each file has
+checksums of its own, which resume.py verifies before a run continues.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ from aprtrain.network.shape import Shape
 from aprtrain.optim.adamw import Optimizer, states
 
 LINEAGE = "aprfmt.lineage"
-"""Metadata key of how a checkpoint came to be: teacher, student, data, configuration, step, tokens, evaluations."""
+"""Metadata key of a checkpoint's lineage: teacher, student, data, configuration, step, tokens, evaluations."""
 
 SIZES = ("architecture", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "vocab_size")
-"""Hyper-parameters that a checkpoint has in common with the student of its run."""
+"""Hyper-parameters that a checkpoint must share with the student of its run."""
 
 LATEST, BEST = "latest", "best"
 MODEL = "model.apr"
 _TRIAL = "trial.apr"
 _GLANCE_S = 0.05
 _OURS = re.compile(r"(ckpt-step-|(model|trial)\.apr|tokens|latest|best|distillation_meta|metrics|report).*", re.DOTALL)
-"""What nobody but a run writes into its folder."""
+"""Files that only a run writes into its folder."""
 _TORCH = {"bf16": ("BF16", torch.bfloat16), "f16": ("F16", torch.float16), "f32": ("F32", torch.float32)}
 _NAME = re.compile(r"ckpt-step-(\d{6,})\.(apr|state)", re.ASCII)
 _POINTER = re.compile(rb'\{"step": (\d{1,18}),')
@@ -79,7 +79,7 @@ _PAUSE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """What a model is beside its weights."""
+    """A model without its weights."""
 
     hparams: Hyperparams
     tokenizer: Tokenizer | None
@@ -88,7 +88,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights by Hugging Face name in main memory, apart from the network, in the dtype of the file."""
+    """Weights by Hugging Face name in host memory, separate from the network, in the dtype of the file."""
 
     dtype: str
     tensors: dict[str, Tensor]
@@ -100,9 +100,9 @@ def step_name(step: int) -> str:
 
 
 class HostBuffers:
-    """Copies of tensors in main memory; those of a GPU's go into pinned buffers that are used again and again.
+    """Copies of tensors in host memory; GPU tensors are copied into reused pinned buffers.
 
-    A buffer holds until the next copy under its name: who reads it must be done by then.
+    A buffer is valid until the next copy under its name: its reader must be done by then.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class HostBuffers:
         return buffer.copy_(tensor.detach(), non_blocking=True)
 
     def _room(self, tensor: Tensor) -> Tensor:
-        """Pinned memory for a tensor, cut from slabs: torch rounds every one that it makes up to a power of two."""
+        """Pinned memory for a tensor, cut from slabs: torch rounds each allocation up to a power of two."""
         need = tensor.nbytes + -tensor.nbytes % _ALIGNMENT
         if need > len(self._slab):
             self._slab = self._pinned(max(_SLAB, 1 << (need - 1).bit_length()))
@@ -130,7 +130,7 @@ class HostBuffers:
         return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
 
     def wait(self) -> None:
-        """Until all copies are complete."""
+        """Waits until all copies are complete."""
         if self._buffers:
             torch.cuda.synchronize()
 
@@ -138,9 +138,9 @@ class HostBuffers:
 def copy_state(
     optimizer: Optimizer, shape: Shape, dtype: str, host: HostBuffers, *, keeps: bool
 ) -> tuple[Weights, dict[str, Tensor]]:
-    """Copies of the live weights as a file has them, and of the states. All processes take part.
+    """Copies of the live weights in the file's form, and of the optimizer states. Collective.
 
-    Without `keeps` both are empty: such a process only gives others what it owns.
+    Without `keeps` both are empty: such a process only provides what it owns.
     """
     weights: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
@@ -157,10 +157,10 @@ def copy_state(
 
 
 def save_model(weights: Weights, identity: ModelIdentity, path: Path, lineage: Mapping[str, object]) -> None:
-    """Writes the `.apr` of `weights`, in the place of a file of that name.
+    """Writes the `.apr` of `weights`, replacing an existing file.
 
-    Before it appears it is opened again, and its tensors, dims and tokenizer are compared with what was to be saved.
-    Raises RunError where they differ or a weight is not finite, StorageError.
+    Before publication it is opened, and its tensors, dimensions and tokenizer are compared with the originals. Raises
+    RunError if they differ or a weight is not finite, StorageError.
     """
     outs = [out_tensor(name, weights.dtype, tensor) for name, tensor in weights.tensors.items()]
     if not outs:
@@ -203,7 +203,7 @@ def _compare(file: str, weights: Weights, identity: ModelIdentity, sums: Mapping
 
 
 def write_pointer(folder: Path, which: str, step: int) -> None:
-    """Makes `latest` or `best` name the checkpoint of `step`."""
+    """Points `latest` or `best` to the checkpoint of `step`."""
     _write_text(folder / which, _pointer(step))
 
 
@@ -217,7 +217,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def read_pointer(folder: Path, which: str) -> int | None:
-    """The step that `latest` or `best` names, None without such a file. Raises CorruptError."""
+    """The step that `latest` or `best` points to, None without such a file. Raises CorruptError."""
     path = folder / which
     try:
         text = path.read_bytes()
@@ -226,13 +226,13 @@ def read_pointer(folder: Path, which: str) -> int | None:
     except OSError as error:
         raise storage_error(error, path) from error
     match = _POINTER.match(text)
-    if match is None or text != _pointer(int(match[1])).encode():  # it says three times which step
+    if match is None or text != _pointer(int(match[1])).encode():  # it states the step three times
         raise CorruptError("not a pointer to a checkpoint", path=path)
     return int(match[1])
 
 
 def files_by_step(folder: Path) -> dict[int, list[Path]]:
-    """The files of each checkpoint in a run's folder, steps rising. Raises StorageError."""
+    """The files of each checkpoint in a run's folder, by ascending step. Raises StorageError."""
     found: dict[int, list[Path]] = {}
     with storage_errors(folder):
         for path in folder.iterdir():
@@ -244,9 +244,9 @@ def files_by_step(folder: Path) -> dict[int, list[Path]]:
 def prune(
     folder: Path, keep: int, left: Collection[int] = (), stays: Callable[[int], bool] = lambda step: False
 ) -> list[Path]:
-    """Removes all checkpoints but the latest `keep`, the best, and those of steps that `stays` names.
+    """Removes all checkpoints except the latest `keep`, the best, and steps that `stays` accepts.
 
-    The steps `left`, those of a line that the run did not go on with, are none of them. Gives what was removed.
+    The steps `left`, of a line that the run did not continue, are always removed. Returns the removed ones.
     """
     found, latest, best = files_by_step(folder), read_pointer(folder, LATEST), read_pointer(folder, BEST)
     own = [step for step in found if step not in left]
@@ -258,16 +258,16 @@ def prune(
 
 
 def discard(folder: Path, step: int) -> None:
-    """Removes what a failed save left of the checkpoint of `step`, unless it is one that a pointer names."""
+    """Removes the leftovers of a failed save of `step`, unless a pointer names them."""
     if step not in (read_pointer(folder, BEST), read_pointer(folder, LATEST)):
         for suffix in ("apr", "state"):
             (folder / f"{step_name(step)}.{suffix}").unlink(missing_ok=True)
 
 
 def with_retries(save: Callable[[], object], tell: Callable[[str], None], pause_s: float = _PAUSE_S) -> AprError | None:
-    """Runs `save` up to three times; the error of the last try, None when one worked.
+    """Calls `save` up to three times; returns the last error, None on success.
 
-    Any exception counts, also a defect's: in the thread that saves nobody else would hear of it.
+    Any exception counts, even a bug: nobody else would notice it in the saving thread.
     """
     error: AprError | None = None
     for number in range(1, _TRIES + 1):
@@ -291,7 +291,7 @@ def with_retries(save: Callable[[], object], tell: Callable[[str], None], pause_
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A run at the end of a step, apart from the live one: what a checkpoint holds."""
+    """The state of a run after a step, separate from the live one: the content of a checkpoint."""
 
     step: int
     weights: Weights
@@ -303,18 +303,18 @@ class Snapshot:
 
 @dataclass
 class Saver:
-    """Writes moments into a folder; one at a time.
+    """Writes snapshots into a folder, one at a time.
 
     Attributes:
         folder: of the run.
-        identity: what the model is beside its weights.
-        keep: how many of the latest checkpoints stay.
-        tell: takes a line about a failure.
-        record: takes an event, "checkpoint" or "failed_save", and its values for the metrics.
-        failed: how many periodic saves were given up.
-        saved: steps of the checkpoints that were written.
-        left: steps of those that a resumed run leaves behind; they go when one of its own is there.
-        stays: whether the checkpoint of a step is kept beside the latest and the best.
+        identity: the model without its weights.
+        keep: number of latest checkpoints to keep.
+        tell: called with a line about a failure.
+        record: called with an event, "checkpoint" or "failed_save", and its values for the metrics.
+        failed: number of periodic saves that were given up.
+        saved: steps of the written checkpoints.
+        left: steps of checkpoints that a resumed run abandons; removed once it has one of its own.
+        stays: whether to keep the checkpoint of a step in addition to the latest and the best.
     """
 
     folder: Path
@@ -329,9 +329,9 @@ class Saver:
     _thread: threading.Thread | None = None
 
     def trial_save(self, snapshot: Snapshot) -> None:
-        """Saves a model once and throws it away, so that what would fail after days fails before the first step.
+        """Saves a model once and discards it, so that failures show before the first step instead of after days.
 
-        Tells of a disk that will be full, and of a model that no GGUF can hold. Raises AprError.
+        Warns about a disk that will be full, and about a model that a GGUF cannot store. Raises AprError.
         """
         path = self.folder / _TRIAL
         try:
@@ -354,13 +354,13 @@ class Saver:
             )
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Starts to write a checkpoint, after the one before is done. Never raises: a failure is told and counted."""
+        """Starts writing a checkpoint once the previous one is done. Never raises: failures are logged and counted."""
         self.wait()
         self._thread = threading.Thread(target=self._save, args=(snapshot,), name="apr-saver")
         self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Waits until nothing is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -371,7 +371,7 @@ class Saver:
             self.failed += 1
             self.record("failed_save", {"step": snapshot.step, "error": str(error)})
             with suppress(AprError, OSError):
-                discard(self.folder, snapshot.step)  # on a full disk the next one needs the place
+                discard(self.folder, snapshot.step)  # on a full disk the next one needs the space
             self.tell(f"THE CHECKPOINT of step {snapshot.step} WAS NOT SAVED: {error}")
 
     def _write(self, snapshot: Snapshot) -> None:
@@ -384,7 +384,7 @@ class Saver:
         try:
             self.left.discard(snapshot.step)
             prune(self.folder, self.keep, self.left, self.stays)
-        except (AprError, OSError) as error:  # this one is saved; the next one tries again
+        except (AprError, OSError) as error:  # this one is saved; the next one retries
             self.tell(f"old checkpoints could not be removed: {error}")
         if snapshot.step not in self.saved:
             self.saved.append(snapshot.step)
@@ -393,9 +393,9 @@ class Saver:
         self.record("checkpoint", {"step": snapshot.step, **facts})
 
     def finish(self, snapshot: Snapshot) -> Path:
-        """Writes `model.apr`; gives its path.
+        """Writes `model.apr` and returns its path.
 
-        Raises StorageError (exit 7) where that fails, also when a last try in the folder for temporary files works.
+        Raises StorageError (exit 7) on failure, even if a last attempt in the temporary folder succeeds.
         """
         self.wait()
         path = self.folder / MODEL
@@ -407,7 +407,7 @@ class Saver:
         ) from error
 
     def _rescue(self, snapshot: Snapshot) -> str:
-        """Tries another folder; says what became of it."""
+        """Tries another folder; returns a sentence about the result."""
         try:
             other = Path(tempfile.mkdtemp(prefix="apr-rescued-")) / MODEL
             save_model(snapshot.weights, self.identity, other, snapshot.lineage)
@@ -416,7 +416,7 @@ class Saver:
         return f"it was saved as {other} instead: move it to permanent storage, or free some space and --resume"
 
     def describe(self, facts: Mapping[str, object]) -> None:
-        """Writes `distillation_metadata.json`; a failure is told."""
+        """Writes `distillation_metadata.json`; logs a failure."""
         try:
             counts = {"failed_saves": self.failed, "checkpoints": self.saved}
             _write_text(self.folder / METADATA, json.dumps({**facts, **counts}, indent=2) + "\n")
@@ -426,9 +426,9 @@ class Saver:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Makes the run's folder and keeps other runs out of it while the block runs, where the disk knows locks.
+    """Creates and locks the run's folder for the duration of the block, if the file system supports locks.
 
-    What a killed run was writing is removed. Raises ExistsError where another run holds it, StorageError.
+    Removes what a killed run was writing. Raises ExistsError if another run has the lock, StorageError.
     """
     try:
         os.makedirs(folder, exist_ok=True)
@@ -457,8 +457,8 @@ def _lock(descriptor: int, folder: Path) -> None:
                     path=folder,
                     hint="wait until it ends, or choose another -o",
                 ) from None
-            time.sleep(_GLANCE_S)  # `apr runs` may just be looking
-        except OSError as error:  # a network's disk may have no locks
+            time.sleep(_GLANCE_S)  # `apr runs` may hold the lock for a moment
+        except OSError as error:  # a network file system may lack locks
             current().miss("locks", reason_of(error))
             return
     sweep(folder, _OURS)
@@ -467,16 +467,16 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 
 def clear(folder: Path, *, is_new: bool) -> None:
-    """Removes what a run wrote that ended before its first step, but for token ids, which the next try takes."""
+    """Removes the files of a run that ended before its first step, except token ids, which the next attempt reuses."""
     if not any((folder / name).exists() for name in (LATEST, MODEL, METADATA)):
         with suppress(OSError):
             (folder / FILE).unlink(missing_ok=True)
             if is_new:
-                folder.rmdir()  # where nothing is left
+                folder.rmdir()  # if nothing is left
 
 
 def check_resumable(folder: Path, wanted: bool | int | str, steps: Collection[int]) -> None:
-    """Raises RefusedError where the checkpoint of step `wanted`, for True any, is none of these `steps`."""
+    """Raises RefusedError unless the checkpoint of step `wanted`, for True any, is among these `steps`."""
     if not steps and wanted is True:
         raise RefusedError(
             "no checkpoint to resume from",
@@ -489,7 +489,7 @@ def check_resumable(folder: Path, wanted: bool | int | str, steps: Collection[in
 
 
 def prepare_folder(folder: Path, *, resumes: bool) -> None:
-    """Raises ExistsError for a folder that holds a run already, unless it `resumes`."""
+    """Raises ExistsError for a folder that already has a run, unless it `resumes`."""
     if not resumes and any((folder / name).exists() for name in (LATEST, MODEL)):
         raise ExistsError(
             "the folder already contains a run",

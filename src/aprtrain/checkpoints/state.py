@@ -1,7 +1,7 @@
-"""States of runs on disk: tensors and JSON facts, each with a checksum that is compared whenever it is read.
+"""States of runs on disk: tensors and JSON metadata, each with a checksum that is verified on every read.
 
-A safetensors file. Its metadata hold, under "aprtrain", JSON {"facts", "tensors": {name: [dtype, shape, CRC-32]}}, and
-under "crc32" the checksum of that text: what the header of the file says of a tensor must agree with it.
+A safetensors file. Its metadata contains, under "aprtrain", JSON {"facts", "tensors": {name: [dtype, shape, CRC-32]}},
+and under "crc32" the checksum of that text: the file's header must agree with it.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _KINDS = {torch.float32: "F32", torch.uint8: "U8", torch.int64: "I64"}
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a tensor in main memory, without a copy where it is contiguous."""
+    """The memory of a host tensor, without a copy if it is contiguous."""
     flat = tensor.contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy().data).toreadonly()
 
 
 def out_tensor(name: str, dtype: str, tensor: Tensor) -> OutTensor:
-    """A tensor in main memory as a file is to have it."""
+    """A host tensor as an output tensor."""
     data = tensor_bytes(tensor)
     return OutTensor(name, dtype, tuple(tensor.shape), len(data), lambda: [data])
 
 
 class State(Mapping[str, Tensor]):
-    """The tensors of an open file, each read when it is asked for: all of them may be more than the memory holds.
+    """The tensors of an open file, each read on demand: together they may exceed the memory.
 
     Attributes:
         path: of the file.
-        text: the JSON of which the file holds a checksum.
-        facts: what is known of the run.
+        text: the JSON covered by the checksum.
+        facts: JSON data about the run.
         forms: dtype and shape of each tensor.
     """
 
     def __init__(self, model: Model) -> None:
-        """Raises CorruptError where the file does not hold what its checksums are of."""
+        """Raises CorruptError if the header contradicts its checksums."""
         self.path = model.path
         self._tensors = model.tensors
         if not {_TEXT, _SUM} <= set(model.metadata):
@@ -70,13 +70,13 @@ class State(Mapping[str, Tensor]):
             raise CorruptError("the file lacks the tensor that its metadata describes", path=self.path, tensor=wrong)
 
     def __getitem__(self, name: str) -> Tensor:
-        """A tensor of its own memory. Raises ChecksumError where it is not the one that was saved."""
+        """Reads a tensor into memory of its own. Raises ChecksumError if it differs from what was saved."""
         tensor = self._tensors[name].torch()
         self._compare(name, crc32_of(tensor_bytes(tensor)))
         return tensor
 
     def check(self, name: str) -> None:
-        """Compares a tensor with its checksum without loading it. Raises ChecksumError."""
+        """Verifies a tensor's checksum without loading it. Raises ChecksumError."""
         stored = self._tensors[name]
         self._compare(name, crc32_of_range(stored.source, stored.offset, stored.offset + stored.n_bytes))
 
@@ -96,9 +96,9 @@ def _sum_of(text: str) -> str:
 
 
 def save_state(tensors: Mapping[str, Tensor], facts: Mapping[str, object], path: Path) -> None:
-    """Writes tensors in main memory and JSON facts as one file, in the place of a file of that name.
+    """Writes host tensors and JSON facts as one file, replacing an existing one.
 
-    Before it appears it is opened again and compared. Raises RunError where it differs, StorageError.
+    Before publication it is opened and compared. Raises RunError if it differs, StorageError.
     """
     outs = {name: out_tensor(name, _KINDS[tensor.dtype], tensor) for name, tensor in tensors.items()}
     table = {name: [out.dtype, list(out.shape), crc32_of(tensor_bytes(tensors[name]))] for name, out in outs.items()}
@@ -120,7 +120,7 @@ def save_state(tensors: Mapping[str, Tensor], facts: Mapping[str, object], path:
 
 @contextmanager
 def open_state(path: Path) -> Iterator[State]:
-    """What `save_state` wrote, its tensors read one by one while the block runs.
+    """Opens a file of `save_state` for the duration of the block; tensors are read one by one.
 
     Raises CorruptError and its kinds for a file that is damaged or of another kind, NotFoundError, StorageError.
     """

@@ -1,1 +1,1 @@
-"""From files to batches: documents, tokens, shards, windows."""
+"""From token shards to batches."""

@@ -1,9 +1,9 @@
-"""Batches of windows: the order in which they are seen, and the rows of a step.
+"""Batches of windows: the order of training, and the rows of a step.
 
-Window number `i` of an epoch is a function of (seed, epoch, i), so the place in the data is one integer: how many
-windows the run has taken. A step takes the same windows whatever the number of processes; each one gets a stretch.
+Window number `i` of an epoch is a function of (seed, epoch, i), so the position in the data is one integer: the number
+of windows taken so far. A step takes the same windows for any number of processes; each one gets a contiguous part.
 
-Shape suffixes: N rows, T positions, P labels that count.
+Shape suffixes: N rows, T positions, P unmasked labels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aprfmt.texts.sequences import IGNORED, Windows
 from aprfmt.texts.shards import Corpus
 from aprtrain.network.attention import Documents
 
-_NEARLY_ALL = 7 / 8  # labels that count: fewer are gathered
+_NEARLY_ALL = 7 / 8  # labels: a smaller number is gathered
 _ROUNDS = 6
 _MASK = (1 << 64) - 1
 
@@ -32,12 +32,12 @@ class Batch:
     """Rows of one step, on the CPU until `to`.
 
     Attributes:
-        tokens_NT: ids, int64.
-        labels_NT: the next ids, int64; -100 counts for nothing.
+        tokens_NT: token ids, int64.
+        labels_NT: the next ids, int64; -100 is ignored.
         documents: the pieces of documents in the rows; None when every row is a piece of one document.
-        index: windows that the run had taken before this step: the cursor that makes the same batch again.
+        index: number of windows taken before this step: the cursor that reproduces the batch.
         windows: number of each row's window; -1 for rows that only fill the last batch of the data.
-        n_valid: labels that count in the whole step, all processes and micro-batches together.
+        n_valid: number of unmasked labels of the whole step, over all processes and micro-batches.
         kept_P: int64 places of the labels that count in the flattened rows; None where nearly all do.
     """
 
@@ -50,7 +50,7 @@ class Batch:
     kept_P: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same on a device; copies to a GPU from pinned memory do not wait."""
+        """The same on a device; copies to a GPU from pinned memory are asynchronous."""
         device = torch.device(device)
 
         def moved(x: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a source of a mixture is: windows from `first` on, and which share of all that are taken are from it."""
+    """A source of a mixture: its windows, starting at `first`, and its fraction of all windows taken."""
 
     name: str
     first: int
@@ -126,7 +126,7 @@ class Batches:
         self.n_steps = None if self._end is None else -(-self._end // self.sequences_per_step)
 
     def check(self, n_steps: int) -> None:
-        """Refuses a run of `n_steps` steps that the data do not last for. Raises RefusedError."""
+        """Refuses a run of `n_steps` steps for which the data is too short. Raises RefusedError."""
         if self.n_steps is not None and n_steps > self.n_steps:
             t, needed = self.windows.seq_len, n_steps * self.sequences_per_step
             scarce = max(self.shares, key=lambda share: share.weight / share.n)
@@ -139,7 +139,7 @@ class Batches:
             )
 
     def ends_epochs(self, step: int, each: int | None) -> bool:
-        """Whether update `step` (the first is 1) ends the `each`-th pass over the data, the next so many, ..."""
+        """Whether update `step` (the first is 1) completes another `each` passes over the data."""
         n = (self._end // self.epochs if self._end and self.epochs else len(self.windows)) * (each or 0)
         return n > 0 and step > 0 and step * self.sequences_per_step // n > (step - 1) * self.sequences_per_step // n
 
@@ -172,14 +172,14 @@ class Batches:
         return [self._window(i) if end is None or i < end else -1 for i in places]
 
     def _window(self, place: int) -> int:
-        """The number of the window at a place in the order of the whole run."""
+        """The window index at a position in the order of the whole run."""
         before, after = self._taken(place), self._taken(place + 1)
         number = next(k for k, n in enumerate(before) if after[k] > n)
         share, taken = self.shares[number], before[number]
         return share.first + shuffle_index(taken % share.n, share.n, self.seed + number, taken // share.n)
 
     def _taken(self, places: int) -> list[int]:
-        """How many of so many first places are of each source: never a whole one off its weight."""
+        """How many of the first positions belong to each source: always within one of its weight."""
         found, rest = [], Fraction(1)
         for share in self.shares[:-1]:
             part = share.weight / rest
@@ -207,7 +207,7 @@ def check_source(name: str, n_tokens: int, seq_len: int) -> None:
 
 
 def check_shared(sequences_per_step: int, processes: int, seq_len: int) -> None:
-    """Raises UsageError for a step that the processes cannot share evenly."""
+    """Raises UsageError for a step that cannot be divided evenly among the processes."""
     if sequences_per_step % processes:
         raise UsageError(
             f"{sequences_per_step} sequences per step do not divide over {processes} processes",
@@ -216,7 +216,7 @@ def check_shared(sequences_per_step: int, processes: int, seq_len: int) -> None:
 
 
 def batch_of(windows: Windows, ids: Sequence[int], *, index: int = 0, n_valid: int | None = None) -> Batch:
-    """The windows of these numbers as a batch; `n_valid` is counted when not given."""
+    """The windows with these indices as a batch; `n_valid` is computed if not given."""
     rows = windows.rows(ids)
     documents = None
     if windows.is_packed:
@@ -236,10 +236,10 @@ def batch_of(windows: Windows, ids: Sequence[int], *, index: int = 0, n_valid: i
 
 
 def shuffle_index(i: int, n: int, seed: int, epoch: int) -> int:
-    """Where place `i` of an epoch's order points to: a permutation of [0, n) without a table.
+    """The index at position `i` of a shuffled epoch: a permutation of [0, n) without a table.
 
-    A Feistel network over the next even number of bits, walked until it lands below n (Black and Rogaway, Ciphers
-    with Arbitrary Finite Domains, 2002, §3).
+    A Feistel network over the next even number of bits, iterated until the result is below n (Black and Rogaway,
+    Ciphers with Arbitrary Finite Domains, 2002, §3).
     """
     bits = max(1, (max(1, n - 1).bit_length() + 1) // 2)
     mask = (1 << bits) - 1

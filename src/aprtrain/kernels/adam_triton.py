@@ -1,4 +1,4 @@
-"""AdamW as one kernel, which also writes the copy that the network computes with. Imported only where CUDA is used."""
+"""AdamW as one kernel, which also writes the compute copy. Imported only on CUDA."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ def _update(
     weight_ptr, grad_ptr, mean_ptr, square_ptr, copy_ptr, skip_ptr, shrink_ptr, count_ptr, n, lr, beta1, beta2, eps,
     decay, COPIES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`skip` is 1 where nothing is to happen; gradients are divided by `shrink`; `count` includes this update."""
+    """`skip` is 1 to leave everything unchanged; gradients are divided by `shrink`; `count` includes this update."""
     if tl.load(skip_ptr) == 0:
         i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = i < n

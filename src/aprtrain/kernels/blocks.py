@@ -1,10 +1,10 @@
-"""Matrices that stay GGML blocks on the device and become bf16 where they are needed.
+"""Matrices that stay GGML blocks on the device and are dequantized to bf16 on use.
 
-A matrix is decoded as a whole into memory of the caller: on CUDA by one Triton kernel a block type, elsewhere by
-aprfmt's codecs a piece at a time. Both give the float32 value of the codec rounded once to bf16, bit for bit: a
-code times its scale is exact in float32 for these three types, so not even a fused multiply-add can differ.
+A matrix is dequantized as a whole into the caller's memory: on CUDA by one Triton kernel per block type, elsewhere by
+aprfmt's codecs, a piece at a time. Both yield the codec's float32 value rounded once to bf16, bit for bit: a code times
+its scale is exact in float32 for these three types, so not even a fused multiply-add can differ.
 
-Shape suffixes: R rows, C columns, B bytes, N picked rows.
+Shape suffixes: R rows, C columns, B bytes, N selected rows.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from aprfmt.io.source import Buffer
 
 BLOCK_TYPES = ("Q4_K", "Q6_K", "Q8_0")
-"""What the kernels decode."""
+"""Block types that the kernels dequantize."""
 
 _PIECE = 1 << 20
-"""Values that are float32 at a time off CUDA."""
+"""float32 values at a time off CUDA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +45,19 @@ class Blocks:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that it holds on its device."""
+        """Bytes on its device."""
         return self.stored_B.numel()
 
 
 def is_kept(dtype: str, shape: tuple[int, ...], n_bytes: int) -> bool:
-    """Whether a stored tensor can stay as it is: a matrix of BLOCK_TYPES whose rows are whole blocks."""
+    """Whether a stored tensor can stay in blocks: a matrix of BLOCK_TYPES whose rows are whole blocks."""
     if dtype not in BLOCK_TYPES or len(shape) != 2 or shape[-1] % DTYPES[dtype].block:
         return False
     return DTYPES[dtype].n_bytes(shape) == n_bytes
 
 
 def upload(dtype: str, shape: tuple[int, int], chunks: Iterable[Buffer], device: torch.device, name: str) -> Blocks:
-    """The blocks of tensor `name` on `device`, a chunk at a time. Raises CorruptError where bytes are missing."""
+    """Copies the blocks of tensor `name` to `device`, a chunk at a time. Raises CorruptError if bytes are missing."""
     stored_B = torch.empty(DTYPES[dtype].n_bytes(shape), dtype=torch.uint8, device=device)
     at = 0
     for chunk in chunks:
@@ -74,9 +74,9 @@ def upload(dtype: str, shape: tuple[int, int], chunks: Iterable[Buffer], device:
 
 
 def decode(blocks: Blocks, out_RC: torch.Tensor) -> torch.Tensor:
-    """Fills `out_RC`, contiguous bf16 of as many values on the same device, and returns it.
+    """Fills `out_RC`, contiguous bf16 with the matrix's number of values on the same device, and returns it.
 
-    On CUDA it only launches; nothing waits. Raises UsageError for another target.
+    On CUDA it only launches, without waiting. Raises UsageError for another target.
     """
     rows, cols = blocks.shape
     if out_RC.dtype != torch.bfloat16 or not out_RC.is_contiguous() or out_RC.numel() != rows * cols:
@@ -102,7 +102,7 @@ def decode(blocks: Blocks, out_RC: torch.Tensor) -> torch.Tensor:
 
 
 def pick_rows(blocks: Blocks, rows_N: torch.Tensor) -> torch.Tensor:
-    """Rows `rows_N` (int64) of the matrix as bf16 [N, C]: what an embedding that stays blocks is read by."""
+    """Rows `rows_N` (int64) of the matrix as bf16 [N, C]: the lookup in a quantized embedding."""
     stored_RB = blocks.stored_B.view(blocks.shape[0], -1)
     picked_NB = stored_RB.index_select(0, rows_N)
     shape = (rows_N.numel(), blocks.shape[1])

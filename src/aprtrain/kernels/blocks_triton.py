@@ -1,7 +1,7 @@
-"""Triton kernels that decode GGML blocks to bf16. Imported only where CUDA is used.
+"""Triton kernels that dequantize GGML blocks to bf16. Imported only on CUDA.
 
-A program takes ROWS rows; a row is a run of one block whose codes lie side by side, so loads and stores are runs of
-16 or 32 values. Layouts as in llama.cpp's ggml-common.h. Every code times its scale is exact in float32.
+A program handles ROWS rows; a row is a run of one block with contiguous codes, so loads and stores are runs of 16 or 32
+values. Layouts as in llama.cpp's ggml-common.h. Every code times its scale is exact in float32.
 """
 
 import torch
@@ -30,7 +30,7 @@ def _q4_k(bytes_ptr, words_ptr, out_ptr, n_rows, ROWS: tl.constexpr):
     first = tl.load(words_ptr + block * 36 + 1, mask=live, other=0) >> shift
     second = tl.load(words_ptr + block * 36 + 2, mask=live, other=0) >> shift
     third = tl.load(words_ptr + block * 36 + 3, mask=live, other=0) >> shift
-    lower = group < 2  # of the eight scales, the first four are whole and the others in two parts
+    lower = group < 2  # of the eight scales, the first four are contiguous and the others split in two parts
     scale = tl.where(lower, first & 0x3F3F, (third & 0x0F0F) | ((first >> 2) & 0x3030))
     least = tl.where(lower, second & 0x3F3F, ((third >> 4) & 0x0F0F) | ((second >> 2) & 0x3030))
 
@@ -89,7 +89,7 @@ _KERNELS = {
 
 
 def launch(dtype: str, stored_B: torch.Tensor, out_RC: torch.Tensor) -> None:
-    """Starts the kernel of `dtype` on the current stream; checks of sizes are the caller's."""
+    """Launches the kernel of `dtype` on the current stream; the caller checks sizes."""
     kernel, width, word = _KERNELS[dtype]
     n_rows = out_RC.numel() // width
     if n_rows:

@@ -1,4 +1,4 @@
-"""Whether an optional kernel may be used: where it gives what torch's own kernel gives."""
+"""Decides whether an optional kernel may be used: if it agrees with torch's own kernel."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ Tensors = Callable[[], Sequence[Tensor]]
 
 _TOLERANCE = 0.02
 
-# Errors of the device, after which no other kernel works either; torch 2.11 may lack the second.
+# Device errors, after which no other kernel works either; torch 2.11 may lack the second.
 _OURS = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError), MemoryError)
 
 
 def agree(known: Tensors, other: Tensors) -> Verdict:
-    """Whether both give the same tensors, to 2 % of their norms; if not, why: an exception of `other`, or how far off.
+    """Whether both yield the same tensors, to 2 % of their norms; if not, the reason: an exception of `other`, or the
+    deviation.
 
-    Raises what `known` raises, and errors of the device: running out of memory, a fault that ends its context.
+    Raises what `known` raises, and device errors: out of memory, a fault that ends its context.
     """
     with torch.inference_mode(False), torch.enable_grad():
         wanted = [value.float() for value in known()]
@@ -28,7 +29,7 @@ def agree(known: Tensors, other: Tensors) -> Verdict:
             found = [value.float() for value in other()]
         except _OURS:
             raise
-        except Exception as error:  # a package that is optional, perhaps a beta, may raise anything
+        except Exception as error:  # an optional package, perhaps a beta, may raise anything
             return Verdict(False, reason_of(error))
         if [value.shape for value in found] != [value.shape for value in wanted]:
             return Verdict(False, f"its outputs have shape {_shapes(found)}, torch's {_shapes(wanted)}")

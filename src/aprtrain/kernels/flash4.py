@@ -1,10 +1,9 @@
-"""Causal attention, within packed documents or whole rows, by FlashAttention-4, where the package is installed.
+"""Causal attention with FlashAttention-4, if installed, within packed documents or whole rows.
 
-It is a beta whose functions torch.compile cannot follow, so both directions are operators of their own here, and
-`network.attention` takes them only where they agree with torch's kernel.
+It is a beta that torch.compile cannot trace, so both directions are custom operators here, and `network.attention` uses
+them only if they agree with torch's kernel.
 
-Shape suffixes: S tokens of all documents, N T where rows are whole; H query heads, K key-value heads, E values of a
-head.
+Shape suffixes: S tokens of all documents, N T for whole rows; H query heads, K key-value heads, E values of a head.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 
 @cache
 def _interface() -> Any:
-    """The package's functions, less what the compiler of its kernels warns of."""
+    """The package's functions, with warnings of its kernel compiler suppressed."""
     from flash_attn.cute import interface
 
     warnings.filterwarnings("ignore", ".*cannot be converted to a JitArgument", UserWarning)

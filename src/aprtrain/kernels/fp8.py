@@ -1,10 +1,10 @@
-"""Products of 8-bit floats (e4m3), scaled by row: the weights once per output channel, activations as they come.
+"""Products of 8-bit floats (e4m3), scaled by row: weights per output channel, activations dynamically per token.
 
     y[n, o] = (sum_i xq[n, i] * wq[o, i]) * sx[n] * sw[o] + bias[o],    scale = largest |value| of the row / 448
 
-448 is the largest finite e4m3. On CUDA the product runs on the tensor cores by torch._scaled_mm with sums in
-float32; elsewhere the same numbers are multiplied in float32, which is for tests. A row that holds NaN or infinity
-gives no finite value.
+448 is the largest finite e4m3. On CUDA the product runs on the tensor cores by torch._scaled_mm with float32
+accumulation; elsewhere the same numbers are multiplied in float32, for tests. A row with NaN or infinity yields no
+finite value.
 
 Shape suffixes: N tokens, I inputs, O outputs.
 """
@@ -21,7 +21,7 @@ from aprtrain.kernels.gated import silu_gated
 LARGEST = 448.0
 
 _SMALLEST_SCALE = 1e-12
-"""Keeps rows of zeros zeros."""
+"""Keeps zero rows zero."""
 
 
 class Fp8Weight(NamedTuple):
@@ -32,12 +32,14 @@ class Fp8Weight(NamedTuple):
 
 
 def fits(rows: int, cols: int) -> bool:
-    """Whether the tensor cores take a weight of this size."""
+    """Whether the tensor cores support a weight of this size."""
     return rows % 16 == 0 and cols % 16 == 0
 
 
 def quantize_weight(weight_OI: torch.Tensor, *, rows: int = 1024) -> Fp8Weight:
-    """A bf16 weight as e4m3 with one scale an output channel, `rows` channels at a time (bounds the temporary)."""
+    """Quantizes a bf16 weight to e4m3 with one scale per output channel, `rows` channels at a time (bounds the
+    temporary).
+    """
     data_OI = torch.empty_like(weight_OI, dtype=torch.float8_e4m3fn)
     scale_O = torch.empty(weight_OI.shape[0], dtype=torch.float32, device=weight_OI.device)
     for at in range(0, weight_OI.shape[0], rows):
@@ -48,7 +50,7 @@ def quantize_weight(weight_OI: torch.Tensor, *, rows: int = 1024) -> Fp8Weight:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor | Fp8Weight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-    """x [..., I] times the weight [O, I], plus the bias, in the dtype of x; in e4m3 where the weight is."""
+    """x [..., I] times the weight [O, I], plus the bias, in the dtype of x; in e4m3 if the weight is."""
     if not isinstance(weight, Fp8Weight):
         return functional.linear(x, weight, bias_O)
     return _product(x, quantize_rows(x.reshape(-1, x.shape[-1])), weight, bias_O)
@@ -79,7 +81,7 @@ def _product(
 
 
 def quantize_rows(x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row as e4m3 and its scale, float32 [N, 1]: one pass by Triton on CUDA outside of torch.compile."""
+    """Quantizes each row to e4m3 with its scale, float32 [N, 1]: one Triton pass on CUDA outside of torch.compile."""
     if x_NI.is_cuda and not torch.compiler.is_compiling():
         from aprtrain.kernels.fp8_triton import quantize
 
@@ -89,7 +91,7 @@ def quantize_rows(x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @torch.library.custom_op("aprtrain::quantize_gated", mutates_args=())
 def _quantize_gated(both_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of silu(gate) * up as e4m3 and their scales, of gate and up side by side; CUDA."""
+    """Quantizes rows of silu(gate) * up to e4m3 with their scales, for gate and up side by side; CUDA."""
     from aprtrain.kernels.fp8_triton import quantize
 
     return quantize(both_NI.contiguous(), gated=True)

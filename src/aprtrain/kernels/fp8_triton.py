@@ -1,18 +1,18 @@
-"""The Triton kernel behind fp8.quantize_rows. Imported only where CUDA is used."""
+"""The Triton kernel of fp8.quantize_rows. Imported only on CUDA."""
 
 import torch
 import triton
 import triton.language as tl
 
 _PIECE, _PIECES = 8, 5
-"""Values of a piece that a thread holds, and the most pieces that leave room for enough threads."""
+"""Values per thread and iteration, and the maximum number of iterations that leaves enough occupancy."""
 
 
 @triton.jit
 def _quantize_rows(x_ptr, q_ptr, scale_ptr, cols, GATED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr):
-    """A program a row, which it holds in registers: the largest size first, then the quotients.
+    """One program per row, which it holds in registers: first the maximum, then the quotients.
 
-    GATED: a row is gate and up, `cols` values each, and what is stored is silu(gate) * up.
+    GATED: a row is gate and up, `cols` values each, and silu(gate) * up is stored.
     """
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * cols * (2 if GATED else 1)
@@ -25,7 +25,7 @@ def _quantize_rows(x_ptr, q_ptr, scale_ptr, cols, GATED: tl.constexpr, PIECES: t
             x *= tl.sigmoid(x) * tl.load(x_ptr + cols + i, mask=i < cols, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(x), propagate_nan=tl.PropagateNan.ALL)
         held += (x,)  # type: ignore[assignment]
-    # tl.max passes over NaN: a row that holds one must get the scale NaN, and so must its products.
+    # tl.max ignores NaN: a row that contains one must get the scale NaN, and so must its products.
     bad = tl.sum((largest != largest).to(tl.int32), axis=0)  # noqa: PLR0124
     scale = tl.maximum(tl.div_rn(tl.max(largest, axis=0), 448.0), 1e-12)
     scale = tl.where(bad > 0, float("nan"), scale)
@@ -38,9 +38,9 @@ def _quantize_rows(x_ptr, q_ptr, scale_ptr, cols, GATED: tl.constexpr, PIECES: t
 
 
 def quantize(x_NI: torch.Tensor, *, gated: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of a contiguous bf16 or float32 matrix as e4m3, and their scales, float32 [N, 1].
+    """Quantizes rows of a contiguous bf16 or float32 matrix to e4m3, with their scales, float32 [N, 1].
 
-    Of a gated one the rows are gate and up side by side, and half as wide is what comes of them.
+    With gated rows, gate and up are side by side and the result is half as wide.
     """
     n, cols = x_NI.shape[0], x_NI.shape[1] // (1 + gated)
     q_NI = torch.empty((n, cols), dtype=torch.float8_e4m3fn, device=x_NI.device)

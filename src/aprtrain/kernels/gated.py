@@ -1,11 +1,11 @@
-"""silu(gate) * up, and the layer around it, without passes over memory that a kernel before or after can spare.
+"""Gated MLPs, silu(gate) * up, fused with the products around them to save memory traffic.
 
     h = silu(gate) up,   d_up = g silu(gate),   d_gate = g up s (1 + gate (1 - s)),   s = sigmoid(gate)
 
-Where quack-kernels is installed and agrees with torch, the product that gives gate and up writes h at once, and that
-of the backward pass, from which g comes, writes d_gate, d_up and h again: g never exists, and h need not be kept.
-There gate and up take turns along a row. Elsewhere the gradient is a Triton kernel that reads and writes every value
-once, for torch.compile writes its halves by a kernel each, and both read all three inputs.
+If quack-kernels is installed and agrees with torch, the product that computes gate and up also writes h, and the
+backward product that computes g writes d_gate, d_up and h again: g is never stored, and h need not be kept. There gate
+and up alternate along a row. Otherwise the gradient is a Triton kernel that reads and writes every value once;
+torch.compile would use a kernel for each half, and both would read all three inputs.
 
 Shape suffixes: S tokens, D = d_model, F width of h.
 """
@@ -27,7 +27,7 @@ _HAS_TRITON = bool(importable("triton"))
 
 
 def silu_gated(both: Tensor) -> Tensor:
-    """silu(gate) * up [..., F] of gate and up side by side [..., 2 F]."""
+    """silu(gate) * up [..., F] for gate and up side by side [..., 2 F]."""
     if both.is_cuda and both.dtype == torch.bfloat16 and torch.is_grad_enabled() and _HAS_TRITON:
         run = cast(Callable[[Tensor], Tensor], _Gated.apply)
         return run(both)
@@ -51,7 +51,7 @@ class _Gated(torch.autograd.Function):
 
 @torch.library.custom_op("aprtrain::silu_gated_backward", mutates_args=())
 def slope(grad: Tensor, both: Tensor) -> Tensor:
-    """The gradient [..., 2 F] of gate and up, for that of their product [..., F]; bfloat16 on CUDA."""
+    """The gradient [..., 2 F] of gate and up, from that of their product [..., F]; bfloat16 on CUDA."""
     from aprtrain.kernels.gated_triton import launch
 
     both = both.contiguous()
@@ -69,19 +69,19 @@ def _(grad: Tensor, both: Tensor) -> Tensor:
 
 
 def gated_product(x: Tensor, gate_up: Tensor) -> Tensor:
-    """silu(gate) * up [..., F] of x [..., D] and both matrices, one below the other [2 F, D]; has no gradient."""
+    """silu(gate) * up [..., F] of x [..., D] and both matrices stacked [2 F, D]; not differentiable."""
     h_SF: Tensor = _product(x.flatten(0, -2), gate_up, keep=False)[0]
     return h_SF.view(*x.shape[:-1], -1)
 
 
 @torch.library.custom_op("aprtrain::add_product", mutates_args=("total",))
 def add_product(total: Tensor, h: Tensor, down_DF: Tensor) -> None:
-    """Adds h [..., F] times the matrix to `total` [..., D], which the product itself reads and writes."""
+    """Adds h [..., F] times the matrix to `total` [..., D] in the product's epilogue."""
     total.view(-1, len(down_DF)).addmm_(h.flatten(0, -2), down_DF.t())
 
 
 def feed_forward(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """silu(gate) * up of x [..., D], times the matrix `down` [D, F]; bfloat16, and all three have gradients."""
+    """silu(gate) * up of x [..., D], times the matrix `down` [D, F]; bfloat16, all three differentiable."""
     run = cast(Callable[..., Tensor], _FeedForward.apply)
     return run(x.flatten(0, -2), gate_up, down).view_as(x)
 
@@ -104,7 +104,7 @@ class _FeedForward(torch.autograd.Function):
 
 @torch.library.custom_op("aprtrain::gated_product", mutates_args=())
 def _product(x_SD: Tensor, gate_up: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-    """h [S, F], and gate and up in turn [S, 2 F] where they are to be kept."""
+    """h [S, F], and gate and up interleaved [S, 2 F] if they are to be kept."""
     from quack.gemm_interface import gemm_gated
 
     both, h = gemm_gated(
@@ -122,7 +122,7 @@ def _(x_SD: Tensor, gate_up: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("aprtrain::gated_slopes", mutates_args=())
 def _slopes(grad_SD: Tensor, down_DF: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of gate and up in turn [S, 2 F], and h [S, F]."""
+    """The gradient of gate and up interleaved [S, 2 F], and h [S, F]."""
     from quack.gemm_interface import gemm_dgated
 
     slopes, h_SF = gemm_dgated(
@@ -133,7 +133,7 @@ def _slopes(grad_SD: Tensor, down_DF: Tensor, both: Tensor) -> tuple[Tensor, Ten
 
 @cache
 def _tiles() -> Any:
-    """Of those tried on an H200 the fastest, by a quarter over the package's own choice."""
+    """The fastest tiles measured on an H200, by a quarter over the package's own choice."""
     from quack.gemm_config import GemmConfig
 
     return GemmConfig(tile_m=128, tile_n=160, pingpong=True, is_dynamic_persistent=False)
@@ -146,9 +146,9 @@ def _(grad_SD: Tensor, down_DF: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def products_agree(*, learns: bool) -> Verdict:
-    """Whether quack-kernels is there and gives what torch gives on this GPU, gradients too where one `learns`.
+    """Whether quack-kernels is installed and agrees with torch on this GPU, gradients too if one `learns`.
 
-    It compiles its kernels at the first call, each of which takes seconds.
+    It compiles its kernels on the first call, which takes seconds each.
     """
     if (capability := torch.cuda.get_device_capability())[0] != 9:
         return Verdict(

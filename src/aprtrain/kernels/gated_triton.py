@@ -1,4 +1,4 @@
-"""The Triton kernel behind gated.slope. Imported only where CUDA is used."""
+"""The Triton kernel of gated.slope. Imported only on CUDA."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ _BLOCK, _WARPS = 1024, 4
 
 @triton.jit
 def _slope(grad_ptr, both_ptr, out_ptr, width, BLOCK: tl.constexpr):
-    """A program takes a piece of a row: gate and up lie `width` values apart, and so do their gradients."""
+    """A program handles part of a row: gate and up are `width` values apart, and so are their gradients."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < width
@@ -23,7 +23,7 @@ def _slope(grad_ptr, both_ptr, out_ptr, width, BLOCK: tl.constexpr):
 
 
 def launch(grad: torch.Tensor, both: torch.Tensor, out: torch.Tensor) -> None:
-    """Starts the kernel on the current stream; all are contiguous, and `out` is of the shape of `both`."""
+    """Launches the kernel on the current stream; all tensors are contiguous, and `out` has the shape of `both`."""
     width = grad.shape[-1]
     rows = grad.numel() // max(1, width)
     if rows:

@@ -1,8 +1,8 @@
-"""Triton kernels of the distillation loss. Imported only where CUDA is used.
+"""Triton kernels of the distillation loss. Imported only on CUDA.
 
-One program takes one row, in two passes (three for the Jensen-Shannon divergence): the first collects normalisers
-and sums over the vocabulary, the last writes the gradient. A thread loads VEC neighbouring logits at a time, with its
-own running maximum and sums, so that nothing is exchanged between threads until a pass ends.
+One program per row, in two passes (three for the Jensen-Shannon divergence): the first computes normalizers and sums
+over the vocabulary, the last writes the gradient. A thread loads VEC neighbouring logits at a time, with its own
+running maximum and sums, so threads communicate only at the end of a pass.
 
 Names: s, t student and teacher logits; 1 and T the temperature; z a sum of powers; p, q probabilities of student and
 teacher, r those of the student on the shared ids alone; lse the logarithm of such a sum; KIND 0 forward, 1 reverse,
@@ -25,7 +25,7 @@ LOWEST = tl.constexpr(-1e30)
 
 @triton.jit
 def _bits(x, scale, cap, CAP: tl.constexpr):
-    """Stored logits as bounded logits in bits."""
+    """Stored logits as capped logits in bits."""
     if CAP:
         x = cap * LOG2E * (2 * tl.sigmoid(x * (scale * 2 / cap)) - 1)
     else:
@@ -104,7 +104,7 @@ def _slope(
     s, t, i, label, n_real, inverse_T, ce_grad, kd_grad, beta, s_cap, s_lse1, s_lseT, t_lseT, r_lseT, mean_log,
     KIND: tl.constexpr, CE: tl.constexpr, KD: tl.constexpr, S_CAP: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a tile. mean_log is the mean of the logarithm that reverse and Jensen-Shannon average."""
+    """The gradient of a tile. mean_log is the mean of the logarithm in reverse and Jensen-Shannon divergences."""
     grad = tl.zeros_like(s)
     if CE:
         grad += ce_grad * (tl.exp2(s - s_lse1) - tl.where(i == label, 1.0, 0.0))
@@ -147,10 +147,10 @@ def kd_rows(
     ids = tl.arange(0, LANES)[:, None] * VEC + tl.arange(0, VEC)[None, :]
     whole = n_student // BLOCK * BLOCK
     if TEACHER:
-        whole = n_real // BLOCK * BLOCK  # up to here nothing is masked
+        whole = n_real // BLOCK * BLOCK  # no masking needed up to here
     label = tl.load(labels_ptr + row)
     valid = label >= 0
-    # Read before the gradient may overwrite it. A label beyond the head gives NaN, which stops a run.
+    # Read before the gradient may overwrite it. A label beyond the head yields NaN, which stops a run.
     known = valid & (label < n_student)
     s_label = tl.load(s_row + label, mask=known, other=float("nan")).to(tl.float32)
     s_label = _bits(s_label, scale, s_cap, S_CAP)

@@ -1,1 +1,1 @@
-"""Value and gradient of the distillation loss, without a batch of logits in memory."""
+"""Value and gradient of the distillation loss, without materializing a batch of logits."""

@@ -1,12 +1,12 @@
-"""The objective against a teacher of whom each position's k most likely ids are known, and the mass of all others.
+"""The objective for a teacher known by its top-k log-probabilities and the residual mass at each position.
 
-Both distributions are taken as k + 1 outcomes, the k ids and "any other id":
+Both distributions are reduced to k + 1 outcomes, the k ids and "any other id":
 
     L = (1 - w) CE(y, softmax(s)) + w T^2 D(Q, P),   Q = (q_1 .. q_k, r),  P = (p_1 .. p_k, 1 - p_1 - .. - p_k)
 
-where q and p are softmax(t / T) and softmax(s / T) over all ids, and r the teacher's mass of the others at T. What the
-forward divergence leaves out is r KL(q | others, p | others): it is never above that of the whole distributions. The
-gradient spreads over the other ids as the student's own probabilities do.
+where q and p are softmax(t / T) and softmax(s / T) over all ids, and r the teacher's residual mass at T. The forward
+divergence omits r KL(q | others, p | others): it never exceeds that of the whole distributions. The gradient is
+distributed over the other ids in proportion to the student's own probabilities.
 
 Shape suffixes: N rows (positions), V rows of the student's head, K known ids, B = K + 1 outcomes.
 """
@@ -22,17 +22,17 @@ from torch import Tensor
 from aprtrain.loss.objective import DIVERGENCES, Objective, RowLosses, forward_kl, times_log
 
 CELLS = 1 << 27
-"""Logits of a chunk: each of the float32 buffers takes half a GiB."""
+"""Logits per chunk: each of the float32 buffers takes half a GiB."""
 
 
 class TopK(NamedTuple):
-    """What is known of a teacher at each of N positions.
+    """A teacher's top-k log-probabilities at each of N positions.
 
     Attributes:
-        ids_NK: the most likely ids, int64, the first one first; no id twice.
+        ids_NK: the most likely ids, int64, the most likely first; no duplicates.
         logprobs_NK: their log-probabilities at temperature 1.
-        rest_N: probability of all other ids at the temperature of the objective.
-        rest1_N: likewise at temperature 1.
+        rest_N: residual mass at the temperature of the objective.
+        rest1_N: the same at temperature 1.
     """
 
     ids_NK: Tensor
@@ -41,14 +41,16 @@ class TopK(NamedTuple):
     rest1_N: Tensor
 
     def outcomes(self, temperature: float, rest_N: Tensor) -> Tensor:
-        """log Q [N, B]; a mass of 0 is taken for the least number above it."""
+        """log Q [N, B]; a mass of 0 is replaced by the smallest positive number."""
         rest_N1 = rest_N[:, None]
         top_NK = (self.logprobs_NK / temperature).log_softmax(1) + torch.log1p(-rest_N1)
         return torch.cat([top_NK, rest_N1.clamp(min=torch.finfo(rest_N.dtype).tiny).log()], 1)
 
 
 class _Folded(NamedTuple):
-    """A student's logits as B outcomes: z_NB, up to a constant of the row; the others' exponentials and their sum."""
+    """A student's logits reduced to B outcomes: z_NB, up to a constant per row; the other ids' exponentials and their
+    sum.
+    """
 
     z_NB: Tensor
     others_NV: Tensor
@@ -58,16 +60,16 @@ class _Folded(NamedTuple):
 def _fold(s_NV: Tensor, ids_NK: Tensor, temperature: float) -> _Folded:
     scaled_NV = (s_NV - s_NV.amax(1, keepdim=True)).div_(temperature)
     top_NK = scaled_NV.gather(1, ids_NK)
-    # Summed without the known ids: 1 minus their sum would lose the digits of a small mass.
+    # Summed without the known ids: 1 minus their sum would lose precision for a small mass.
     others_NV = scaled_NV.exp_().scatter_(1, ids_NK, 0)
     sum_N1 = others_NV.sum(1, keepdim=True).clamp_(min=torch.finfo(s_NV.dtype).tiny)
     return _Folded(torch.cat([top_NK, sum_N1.log()], 1), others_NV, sum_N1)
 
 
 def sparse(objective: Objective, s_NV: Tensor, top: TopK, labels_N: Tensor) -> tuple[RowLosses, Tensor]:
-    """As `objective.dense`, of outcomes: kl_N, kl1_N and entropy_N are those of Q and P.
+    """As `objective.dense`, on outcomes: kl_N, kl1_N and entropy_N are those of Q and P.
 
-    Takes two tensors of the size of s_NV beside it; the gradient is one of them.
+    Allocates two tensors of the size of s_NV; the gradient is one of them.
     """
     valid_N = labels_N >= 0
     index_N1 = labels_N.clamp(min=0)[:, None]
@@ -94,7 +96,7 @@ def sparse(objective: Objective, s_NV: Tensor, top: TopK, labels_N: Tensor) -> t
         ce_N=ce_N,
         kl_N=kl_N,
         kl1_N=forward_kl(logp_NB, logq1_NB, 0)[0],
-        # Files round log-probabilities, so that equal ones are no tie: only the order of the ids tells the first.
+        # Files round log-probabilities, so equal ones are not ties: the order of the ids tells the first.
         agree_N=(s_NV.gather(1, top.ids_NK[:, :1]) == highest_N1)[:, 0].to(s_NV.dtype),
         entropy_N=-times_log(logq1_NB.exp(), logq1_NB).sum(1),
     )
@@ -102,9 +104,9 @@ def sparse(objective: Objective, s_NV: Tensor, top: TopK, labels_N: Tensor) -> t
 
 
 def know(t_NR: Tensor, k: int, temperatures: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a teacher's logits [N, R]: ids [N, k], log-probabilities [N, k], mass of all others [N, temperatures].
+    """From a teacher's logits [N, R]: ids [N, k], log-probabilities [N, k], residual mass [N, temperatures].
 
-    Exact for the type of the logits: the mass is the sum of the others.
+    Exact in the dtype of the logits: the mass is the sum over the other ids.
     """
     logq_NR = t_NR.log_softmax(1)
     logprobs_NK, ids_NK = logq_NR.topk(k, 1)

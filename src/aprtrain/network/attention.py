@@ -27,13 +27,14 @@ _FLASH_HEAD = 256
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Where the documents of a packed batch end. Every row of the batch begins a document.
+    """The document boundaries of a packed batch. Every row of the batch starts a document.
 
     Attributes:
-        cu_seqlens: first token of each document in the flattened batch, then N T; int32 on the batch's device. The
-            end may be repeated, which says that there are documents without tokens: so the tensor has the same shape
-            for every batch, and nothing is compiled again.
-        max_len: a length that no document exceeds (T is one; the same number for every batch compiles once).
+        cu_seqlens: first token of each document in the flattened batch, followed by N T; int32 on the batch's device.
+            The end
+            may be repeated (empty documents), so that the tensor has the same shape for every batch and nothing is
+            recompiled.
+        max_len: upper bound of document lengths (T is one; a constant value compiles once).
     """
 
     cu_seqlens: Tensor
@@ -52,11 +53,13 @@ class Documents:
 LABELS = {
     "causal": "torch", "cudnn": "cuDNN", "varlen": "torch flash", "mask": "masked torch", "eager": "eager",
 }  # fmt: skip
-"""Names of AttentionPlan's kinds in a log, but for flash4, which has a version."""
+"""Names of AttentionPlan's kinds in a log, except flash4, which has a version."""
 
 
 def places(tokens_NT: Tensor, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Position of each token in its document, length and number of that, [N, T]; no number for a document a row."""
+    """Position of each token in its document, and length and index of that document, [N, T]; no index for one document
+    per row.
+    """
     n, t = tokens_NT.shape
     if documents is None:
         position = torch.arange(t, device=tokens_NT.device).expand(n, t)
@@ -69,26 +72,26 @@ def places(tokens_NT: Tensor, documents: Documents | None) -> tuple[Tensor, Tens
 
 def _varlen_options() -> frozenset[str]:
     if torch.version.cuda is None:
-        return frozenset()  # the import would load torch's compiler, a second that nobody needs
+        return frozenset()  # the import would load torch's compiler, which takes a second
     from torch.nn.attention.varlen import varlen_attn
 
     return frozenset(inspect.signature(varlen_attn).parameters)
 
 
 VARLEN_OPTIONS = _varlen_options()
-"""Option names of torch's kernel for packed documents, which differ from torch 2.11 on; empty without CUDA."""
+"""Option names of torch's kernel for packed documents, which changed in torch 2.11; empty without CUDA."""
 
 
 class AttentionPlan(NamedTuple):
-    """How the layers with one window attend in one batch.
+    """The attention kernel for the layers with one window size in one batch.
 
     Attributes:
         kind: "causal" (SDPA of whole rows), "cudnn" (the same by cuDNN), "varlen" (flash kernel over `cu_seqlens`),
             "flash4" (by FlashAttention-4, either way), "mask" (SDPA under a mask) or "eager" (scores written out, for
             a softcap or sinks).
-        mask: what may be attended to, bool [N or 1, 1, T, T], for "mask" and "eager".
-        cu_seqlens, max_len: see Documents, for "varlen" and "flash4"; None for whole rows.
-        window: positions that are attended to, likewise; 0 for all.
+        mask: attention mask, bool [N or 1, 1, T, T], for "mask" and "eager". cu_seqlens, max_len: see Documents, for
+        "varlen" and "flash4"; None for whole rows.
+        window: window size, likewise; 0 for none.
     """
 
     kind: str
@@ -109,10 +112,10 @@ def choose(
     heads: tuple[int, int, int],
     dtype: torch.dtype,
 ) -> AttentionPlan:
-    """The cheapest way that is exact for these documents and this window (0: none).
+    """The fastest exact kernel for these documents and this window (0: none).
 
-    `written` says that scores must be written out, for a softcap; `sinks` that there are some; `heads` are the query
-    heads, the key-value heads and the size of each.
+    `written` says that scores must be materialized, for a softcap; `sinks` that there are sinks; `heads` are the number
+    of query heads, key-value heads and the size of each.
     """
     n, t = tokens_NT.shape
     window = 0 if window >= t else window
@@ -125,7 +128,7 @@ def choose(
         wide = f"heads of {heads[2]} values are wider than {_FLASH_HEAD}" if heads[2] > _FLASH_HEAD else f"{dtype}"
         current().miss("flash", wide)
     if documents is None and not window and not sinks:
-        # Without a gradient cuDNN is as fast, and compiles nothing.
+        # Without a gradient cuDNN is as fast, and needs no compilation.
         if fits and learns and _takes("flash4", heads, dtype, "causal", windowed=False, learns=True):
             return AttentionPlan("flash4")
         return AttentionPlan("cudnn" if fits and _takes("cudnn", heads, dtype) else "causal")
@@ -139,7 +142,7 @@ def choose(
 
 
 def _takes(feature: str, heads: tuple[int, int, int], dtype: torch.dtype, *how: str, **flags: bool) -> bool:
-    """Whether an optional kernel is used, noted where it is not."""
+    """Whether an optional kernel is used; notes it if not."""
     record = current()
     if torch.are_deterministic_algorithms_enabled():
         record.miss(feature, "it is not deterministic (--deterministic)", "leave out --deterministic")
@@ -150,9 +153,9 @@ def _takes(feature: str, heads: tuple[int, int, int], dtype: torch.dtype, *how: 
 
 @cache
 def _cudnn_agrees(heads: tuple[int, int, int], dtype: torch.dtype) -> Verdict:
-    """Whether cuDNN's attention gives what the flash kernel gives on this GPU, values and gradients.
+    """Whether cuDNN's attention agrees with the flash kernel on this GPU, values and gradients.
 
-    On Hopper it is 1.4 to 1.7 times as fast (tools/bench_decoder.py); older GPUs are left with the flash kernel.
+    On Hopper it is 1.4 to 1.7 times as fast (tools/bench_decoder.py); older GPUs use the flash kernel.
     """
 
     def run(backend: SDPBackend) -> list[Tensor]:
@@ -176,9 +179,9 @@ def _is_recent() -> Verdict:
 
 @cache
 def _flash4_agrees(heads: tuple[int, int, int], dtype: torch.dtype, kind: str, windowed: bool, learns: bool) -> Verdict:
-    """Whether FlashAttention-4 is there and gives what torch's kernel `kind` gives, and gradients where one `learns`.
+    """Whether FlashAttention-4 is installed and agrees with torch's kernel `kind`, gradients too if one `learns`.
 
-    It compiles its kernels at the first call, each of which takes seconds.
+    It compiles its kernels on the first call, which takes seconds each.
     """
     ends = Documents.of([100, 1, 27, 256, 128], 256, capacity=8).cu_seqlens.to("cuda") if kind == "varlen" else None
 
@@ -194,7 +197,7 @@ def _flash4_agrees(heads: tuple[int, int, int], dtype: torch.dtype, kind: str, w
 
 
 def _random(heads: tuple[int, int, int], dtype: torch.dtype, *, learns: bool) -> list[Tensor]:
-    """Q, K and V of two rows."""
+    """Random Q, K and V of two rows."""
     generator = torch.Generator("cuda").manual_seed(0)
     shapes = [(2, 256, n, heads[2]) for n in (heads[0], heads[1], heads[1])]
     some = (torch.randn(s, generator=generator, device="cuda", dtype=dtype) for s in shapes)
@@ -224,9 +227,10 @@ def attend(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Values [N, T, H, E] by the way that `choose` gave; `sinks` [H] are scores of a position without a value.
+    """Attention output [N, T, H, E] with the kernel that `choose` returned; `sinks` [H] are scores of a position
+    without a value.
 
-    Heads of V may be smaller than those of Q and K, and are in what is given back.
+    Heads of V may be smaller than those of Q and K; the output has their size.
     """
     kind, mask = plan.kind, plan.mask
     if v_NTKE.shape[-1] < q_NTHE.shape[-1]:
@@ -264,7 +268,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float, 
     options["return_aux"] = AuxRequest(lse=sinks is not None)
     out: Any = varlen_attn(flat_q, flat_k, flat_v, ends, ends, plan.max_len, plan.max_len, **options)
     if sinks is not None:
-        # exp(a) of exp(a) + exp(sink), where a is the logarithm of the sum of all weights.
+        # exp(a) of exp(a) + exp(sink), where a is the log-sum-exp of the scores.
         out, sums_HS = out
         out = out * torch.sigmoid(sums_HS.t() - sinks)[..., None].to(out.dtype)
     assert isinstance(out, Tensor)
@@ -272,7 +276,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float, 
 
 
 def _eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float, sinks: Tensor | None) -> Tensor:
-    """Softmax in float32 over scores that are capped before the mask, as Gemma 2 was trained, and over sinks."""
+    """Softmax in float32 over scores that are capped before the mask, as in Gemma 2's training, and over sinks."""
     n, heads, t, size = q.shape
     grouped = q.reshape(n, k.shape[1], -1, t, size)
     scores = grouped @ k[:, :, None].transpose(-1, -2) * scale

@@ -1,6 +1,6 @@
-"""Routed experts: what is to be known of them, and which of them a token takes.
+"""Routed experts: their configuration, and the router.
 
-Shape suffixes: S tokens, D = d_model, E experts, U of them that a token takes.
+Shape suffixes: S tokens, D = d_model, E experts, U experts per token.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ class Experts:
     """The routed experts of a layer.
 
     Attributes:
-        n, used, width: experts, those that a token takes, and the width of one.
-        score: what makes scores of logits, "softmax" or "sigmoid".
-        groups, groups_used: a token takes experts of so many groups.
-        best: those groups whose so many largest scores are most in sum.
-        normed: whether the scores of the experts that a token takes are divided by their sum.
-        scale: what they are multiplied with at last.
-        transposed: whether the matrix of an expert has a row an input.
-        limit, slope: gates, whose rows alternate with those of ups, are at most `limit`, ups within -limit and limit,
-            and the output is (up + 1) gate sigmoid(slope gate); 0 for the network's usual activation.
+        n, used, width: number of experts, experts per token, and expert width.
+        score: router score function, "softmax" or "sigmoid".
+        groups, groups_used: number of expert groups, and groups per token.
+        best: a group's score is the sum of this many of its best scores.
+        normed: whether the scores of the selected experts are normalized to sum to 1.
+        scale: final factor of the scores.
+        transposed: whether expert matrices are stored [in, out].
+        limit, slope: gate and up rows alternate; gates are clamped to at most `limit`, ups to [-limit, limit], and the
+            output
+            is (up + 1) gate sigmoid(slope gate); 0 for the network's usual activation.
     """
 
     n: int
@@ -49,7 +50,7 @@ class Experts:
 
 
 def experts_of(h: Hyperparams, row: Architecture) -> Experts:
-    """What the hyper-parameters and the row say of them. Raises UnsupportedError, CorruptError."""
+    """From the hyper-parameters and the row. Raises UnsupportedError, CorruptError."""
     stacked = next((t for t in row.tensors if "blk.{n}.ffn_up_exps.weight" in t.gguf and "{e}" not in t.hf[0]), None)
     n, used = h.num_experts or 0, h.num_experts_per_tok or 0
     groups, groups_used = (as_int(h.extra.get(key), key) or 1 for key in ("n_group", "topk_group"))
@@ -81,9 +82,9 @@ def experts_of(h: Hyperparams, row: Architecture) -> Experts:
 def choose_experts(
     y_SD: Tensor, router_ED: Tensor, router_bias_E: Tensor | None, choice_bias_E: Tensor | None, e: Experts
 ) -> tuple[Tensor, Tensor]:
-    """(weights, numbers) of the experts of each token, [S, U]; weights are float32.
+    """(weights, indices) of each token's experts, [S, U]; weights are float32.
 
-    `choice_bias_E` changes which are chosen, and no weight.
+    `choice_bias_E` affects the selection, not the weights.
     """
     bias_E = None if router_bias_E is None else router_bias_E.float()
     logits_SE = functional.linear(y_SD.float(), router_ED.float(), bias_E)

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint a network's parameters consist of, read from its row of the architecture table."""
+"""Maps the parameters of a network to checkpoint tensors, from its row of the architecture table."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from aprfmt.errors import RefusedError, UnsupportedError
 
 
 class CheckpointRows(NamedTuple):
-    """A tensor of a checkpoint that is a run of rows of a parameter.
+    """A checkpoint tensor that is a run of rows of a parameter.
 
     Attributes:
         name: Hugging Face name, with `{n}` for the layer.
         size: its shape.
-        axes: the same in the words of the row: ("q+2*kv", "hidden").
+        axes: its shape in size words: ("q+2*kv", "hidden").
     """
 
     name: str
@@ -27,14 +27,14 @@ class CheckpointRows(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows that it has of the parameter: matrices of experts lie one below the other."""
+        """Its number of rows in the parameter: expert matrices are stacked."""
         return prod(self.size[:-1]) if len(self.size) > 1 else self.size[0]
 
 
 Layout = tuple[tuple[str, tuple[CheckpointRows, ...]], ...]
 """(parameter, its parts in the order of rows), in the order of the network."""
 
-# Name in a GGUF without layer and ending -> parameter; what is multiplied with the same input is one matrix.
+# GGUF name without layer and suffix -> parameter; matrices with the same input are fused.
 _PARAMETERS = {
     "token_embd": "embed", "output_norm": "norm", "output": "head",
     "attn_norm": "attn_norm", "attn_q": "qkv", "attn_k": "qkv", "attn_v": "qkv", "attn_qkv": "qkv",
@@ -49,18 +49,18 @@ _PARAMETERS = {
 }  # fmt: skip
 
 WEIGHTS = tuple(dict.fromkeys(_PARAMETERS.values()))
-"""Parameters of all networks, in an order that is the same in every process; each may have a `_bias`."""
+"""Parameters of all networks, in a fixed order; each may have a `_bias`."""
 
 
 FLOAT32 = frozenset(("choice_bias",))
-"""Parameters that are never rounded: experts that are nearly as good differ by less than bfloat16 tells."""
+"""Parameters that are never rounded: bfloat16 could not tell nearly equal experts apart."""
 
 
 def layout_of(h: Hyperparams, row: Architecture, layer: int | None, present: Collection[str]) -> Layout:
     """The parameters of a layer, or with None those outside of layers.
 
-    Where a family's checkpoints spell a tensor in several ways, the one that is among the names `present` counts, else
-    the first. Raises UnsupportedError for a tensor that no decoder has, RefusedError for one of unknown size.
+    If a family's checkpoints spell a tensor in several ways, the one among the names `present` counts, else the first.
+    Raises UnsupportedError for a tensor that the decoder does not have, RefusedError for one of unknown size.
     """
     sizes, found = sizes_of(h, layer), dict[str, list[tuple[int, CheckpointRows]]]()
     for t in _rows(h, row, layer, present):

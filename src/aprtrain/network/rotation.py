@@ -1,4 +1,4 @@
-"""Rotary positions: frequencies of each kind of scaling, and the rotation of heads."""
+"""Rotary position embeddings: frequencies for each kind of scaling, and the rotation of heads."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from aprfmt.errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotation of one kind of layers.
+    """The rotation of one layer type.
 
     Attributes:
-        inv_freq: radians a position, [R], each a float32 number; 2 R values of a head are rotated.
-        factor: what cosines and sines are multiplied with (yarn's attention factor; 1 for the others).
-        long: the frequencies in documents of more tokens than `context`; () where they are the same.
-        beta: queries at position p are multiplied with 1 + beta ln(1 + floor(p / context)); 0 for most networks.
-        context: tokens that the network was made for before it was stretched.
+        inv_freq: radians per position, [R], each a float32 number; 2 R dimensions of a head are rotated.
+        factor: factor of cosines and sines (YaRN's attention factor; 1 for the others).
+        long: the frequencies for documents longer than `context`; () if they are the same.
+        beta: queries at position p are multiplied by 1 + beta ln(1 + floor(p / context)); 0 for most networks.
+        context: original context length before scaling.
     """
 
     inv_freq: tuple[float, ...]
@@ -38,18 +38,19 @@ _SCALINGS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 
 
 def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object], dim: int) -> Rope:
-    """The rotation of `dim` values of a head at base `theta` under the `scaling` dict of a config.json ({} for none).
+    """The rotation of `dim` dimensions of a head at base `theta` with the `scaling` dict of a config.json ({} for
+    none).
 
-    Raises UnsupportedError for an unknown kind of scaling, RefusedError for parameters that describe no frequencies.
+    Raises UnsupportedError for an unknown kind of scaling, RefusedError for invalid parameters.
     """
     kind = str(scaling.get("rope_type", "default")).lower()
     if kind not in _SCALINGS:
         raise UnsupportedError(
             f"rope scaling {kind!r} is not supported for training", hint=f"supported: {', '.join(_SCALINGS)}"
         )
-    # `dynamic` changes nothing within the positions that a network is made for, unless it has an alpha.
+    # `dynamic` has no effect within the context length, unless it has an alpha.
     theta *= (_number(scaling, "alpha", 1.0) or 1.0) ** (dim / (dim - 2)) if kind == "dynamic" and dim > 2 else 1.0
-    # Computed in float32 as transformers does it, so that long positions give the same angles.
+    # Computed in float32 as in transformers, so that angles at long positions are equal.
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
     inv_freq, factor, long = 1.0 / (theta**exponents), 1.0, ()
     if kind == "linear":
@@ -70,9 +71,9 @@ def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object], dim: in
 def _yarn(h: Hyperparams, theta: float, scaling: Mapping[str, object], inv_freq: Tensor) -> tuple[Tensor, float]:
     """Frequencies and attention factor of yarn (Peng et al., arXiv 2309.00071, section 3.2).
 
-    Slow pairs are stretched, fast ones are not. A pair turns r times within the original context; from `beta_fast`
-    turns on it keeps its frequency f, up to `beta_slow` it gets f / factor, between them a mixture that is linear in
-    the number of the pair.
+    Low frequencies are interpolated, high ones are not. A pair rotates r times within the original context; from
+    `beta_fast` rotations on it keeps its frequency f, up to `beta_slow` it gets f / factor, in between a mixture that
+    is linear in the index of the pair.
     """
     original = rope.original_context(h, scaling) or 1
     factor = _number(scaling, "factor", 0.0) or (h.max_position_embeddings or original) / original
@@ -94,7 +95,7 @@ def _yarn(h: Hyperparams, theta: float, scaling: Mapping[str, object], inv_freq:
 
 
 def yarn_scale(scaling: Mapping[str, object]) -> float:
-    """What scores of latent attention are multiplied with for a stretch by yarn."""
+    """The factor of latent attention scores under YaRN."""
     stretch, all_dim = (_number(scaling, key, 0.0) for key in ("factor", "mscale_all_dim"))
     return rope.mscale_of(stretch, all_dim) ** 2 if all_dim and scaling.get("rope_type") != "default" else 1.0
 
@@ -105,16 +106,16 @@ def _number(scaling: Mapping[str, object], key: str, default: float) -> float:
 
 
 Turn = tuple[Tensor, Tensor, Tensor | None]
-"""Cosines and sines [N, T, 1, R] of positions, and what queries are multiplied with, [N, T, 1, 1]; all float32."""
+"""Cosines and sines [N, T, 1, R] of positions, and the factors of queries, [N, T, 1, 1]; all float32."""
 
 
 def inverse_frequencies(kind: Rope, device: torch.device) -> Tensor:
-    """Those of short and of long documents, [2, R], float32."""
+    """Frequencies for short and for long documents, [2, R], float32."""
     return torch.tensor((kind.inv_freq, kind.long or kind.inv_freq), dtype=torch.float32, device=device)
 
 
 def cos_sin_of(kind: Rope, inv_freq_2R: Tensor, positions_NT: Tensor, lengths_NT: Tensor) -> Turn:
-    """Cosines and sines at these positions of documents of these lengths, for `inverse_frequencies`."""
+    """Cosines and sines at these positions in documents of these lengths, from `inverse_frequencies`."""
     inv_freq = inv_freq_2R[(lengths_NT > kind.context).long()][:, :, None] if kind.long else inv_freq_2R[0]
     angles = positions_NT[..., None, None].float() * inv_freq
     warmth = None
@@ -125,9 +126,10 @@ def cos_sin_of(kind: Rope, inv_freq_2R: Tensor, positions_NT: Tensor, lengths_NT
 
 
 def rotate(x_NTHE: Tensor, turn: Turn, adjacent: bool) -> Tensor:
-    """The first 2 R values of each head rotated, in float32; the others stay.
+    """Rotates the first 2 R dimensions of each head, in float32; the others are unchanged.
 
-    Pairs are values i and i + R, or `adjacent` ones, as the network's checkpoints order the rows of Q and K.
+    Pairs are dimensions i and i + R, or `adjacent` ones, depending on the row order of Q and K in the network's
+    checkpoints.
     """
     cos, sin, _ = turn
     wide = x_NTHE.to(torch.promote_types(x_NTHE.dtype, torch.float32))

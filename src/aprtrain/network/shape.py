@@ -1,4 +1,4 @@
-"""What a decoder network is made of, as numbers: everything that `decoder.Decoder` has to know."""
+"""The configuration of a decoder network, as numbers: everything that `decoder.Decoder` needs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from aprtrain.network.rotation import Rope, rope_of, yarn_scale
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Attention whose keys and values are made of a few values a token (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
     Attributes:
-        rank: values that keys and values are made of.
-        still, turned: values of a head of Q and K that are not rotated, and those behind them that are.
-        values: values of a head of V.
-        eps: added to the mean square in the norms of this part.
+        rank: size of the latent vector for keys and values.
+        still, turned: nope and rope dimensions of a head of Q and K.
+        values: head size of V.
+        eps: epsilon of the norms of this part.
     """
 
     rank: int
@@ -43,27 +43,25 @@ class Shape:
     """A decoder network.
 
     Attributes:
-        architecture: row of aprfmt's architecture table.
-        n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ffn: sizes; `head_dim` of Q and K, `d_ffn` of dense layers.
+        architecture: id in aprfmt's architecture table. n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ffn: sizes;
+        `head_dim` of Q and K, `d_ffn` of dense layers.
         vocab_rows: rows of the embedding; at least the tokens of the tokenizer.
-        norm_eps: added to the mean square in norms.
-        norm_centred: whether norms subtract the mean first (layer norms).
+        norm_eps: epsilon of norms.
+        norm_centred: whether norms subtract the mean (layer norms).
         norm_plus_one: whether norms scale by 1 + weight.
         tied: whether the output head is the embedding.
-        embed_scale, residual_scale, logit_scale: what embeddings, what a layer's halves add, and logits are multiplied
-            with.
+        embed_scale, residual_scale, logit_scale: factors of embeddings, residual additions and logits.
         act: activation of the MLP, "silu", "gelu_tanh" or "relu2".
-        gated: whether it is that of a gate.
-        late_qk_norm: whether heads of Q and K are normalised behind the rotation.
-        attn_scale: what attention scores are multiplied with.
-        attn_softcap, logit_softcap: c of c tanh(x / c) over scores and logits; 0 for none.
-        windows: positions that each layer attends to, its own counted; 0 for all before it.
-        ropes: the kinds of rotation that occur.
+        gated: whether the MLP is gated.
+        late_qk_norm: whether Q and K are normalized after the rotation.
+        attn_scale: factor of attention scores. attn_softcap, logit_softcap: c of c tanh(x / c) over scores and logits;
+        0 for none.
+        windows: sliding window of each layer, including the current position; 0 for full attention.
+        ropes: the distinct rotations.
         layer_ropes: index into `ropes` of each layer; -1 for a layer without rotation.
-        adjacent: whether adjacent values of a head are rotated against each other.
-        experts, latent: see there; None for none.
+        adjacent: whether pairs are adjacent dimensions. experts, latent: see there; None for none.
         outer: the parameters outside of layers.
-        kinds: those of a layer, for each kind of layers that occurs.
+        kinds: parameters of a layer, for each layer kind.
         layer_kinds: index into `kinds` of each layer.
     """
 
@@ -116,20 +114,20 @@ class Shape:
 
     @property
     def n_layer_params(self) -> int:
-        """Elements of the matrices of one layer, the largest."""
+        """Elements of the matrices of the largest layer."""
         return max(_elements(layout, 1.0) for layout in self.kinds)
 
     @property
     def n_active_params(self) -> int:
-        """Elements of the matrices that a token is multiplied with in all layers: of experts those that it takes."""
+        """Elements of the matrices used per token in all layers: of experts only the selected ones."""
         share = self.experts.used / self.experts.n if self.experts is not None else 1.0
         return sum(_elements(self.kinds[kind], share) for kind in self.layer_kinds)
 
     @property
     def mlp_values(self) -> int:
-        """Values of a token between the two products of an MLP, gate and up among them.
+        """Values per token between the two products of an MLP, including gate and up.
 
-        Of each expert that it takes also what goes in and what comes out, in two orders.
+        For each selected expert also its input and output, in two orders.
         """
         e = self.experts
         return max(3 * self.d_ffn, 3 * e.used * (e.width + self.d_model) if e is not None else 0)
@@ -164,10 +162,11 @@ FAMILIES: Mapping[str, frozenset[str]] = {
     "hunyuan_v1_moe": frozenset((_ROUTED, _LATE)),
     "exaone_moe": frozenset((_ROUTED, _MIXED)),
 }  # fmt: skip
-"""Rows whose networks are computed, and what neither their tensors nor their keys say: `root`, embeddings times the
-root of the width; `partial`, heads may be rotated in part; `local`, only layers with a window are rotated; `mixed`, so
-where the network has a window; `late`, heads are normalised behind the rotation; `routed`, experts: such a network can
-only teach."""
+"""Supported rows, and what neither their tensors nor their keys state: `root`, embeddings are multiplied by the square
+root of the width; `partial`, heads may be partially rotated; `local`, only sliding-window layers are rotated; `mixed`,
+the same if the network has a window; `late`, heads are normalized after the rotation; `routed`, experts: such a network
+can only be a teacher.
+"""
 
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu2": "relu2",
@@ -175,10 +174,10 @@ _ACTIVATIONS = {
 
 
 def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] = ()) -> Shape:
-    """The network that the hyper-parameters and their row of the architecture table describe.
+    """The network described by the hyper-parameters and their row of the architecture table.
 
     `present` are the names of the checkpoint's tensors, for families that spell them in several ways. Raises
-    UnsupportedError for an architecture or feature that is not computed, RefusedError for missing sizes.
+    UnsupportedError for an unsupported architecture or feature, RefusedError for missing sizes.
     """
     if row is None or row.id not in FAMILIES:
         raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""Models of any container as networks that can be trained: opened, checked, and loaded tensor by tensor."""
+"""Opens models of any container as trainable networks, and loads their weights tensor by tensor."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from aprtrain.network.shape import Shape, shape_of
 
 @dataclass(frozen=True)
 class NetworkSource:
-    """What is known of a network besides its weights, and where those come from. Use it in `with`.
+    """A network without its weights, and the source of those. Use it in `with`.
 
     Attributes:
-        path: the file or folder; of a student that was made, what it was made from.
-        model: the opened file; None of a student that was made, also where its tensors are parts of its teacher's.
+        path: the file or folder; for a derived student, that of its origin.
+        model: the opened file; None for a derived student, even if its tensors are parts of its teacher's.
         arch: its row of the architecture table.
-        shape, hparams, tokenizer: of the network; `tokenizer` is None where the file has none.
+        shape, hparams, tokenizer: of the network; `tokenizer` is None if the file has none.
         tensors: by Hugging Face name, in Hugging Face row order.
     """
 
@@ -56,12 +56,12 @@ class NetworkSource:
     tensors: dict[str, CanonicalTensor]
 
     def by_parameter(self) -> Iterator[tuple[str, list[CanonicalTensor]]]:
-        """(parameter of Decoder, the tensors that it consists of in the order of rows)."""
+        """(parameter of Decoder, its tensors in the order of rows)."""
         for parameter, parts in parts_of(self.shape).items():
             yield parameter, [self.tensors[name] for name, _, _ in parts]
 
     def check_intact(self) -> None:
-        """Compares the file with its checksum, or with the hub's digest, once its weights are loaded.
+        """Verifies the file's checksum, or the hub's digest, once its weights are loaded.
 
         Raises ChangedError, ChecksumError.
         """
@@ -82,9 +82,9 @@ class NetworkSource:
 
 
 def open_network(path: str | os.PathLike[str]) -> NetworkSource:
-    """Opens an `.apr`, a GGUF, safetensors or a Hugging Face folder, and checks that its tensors are a network.
+    """Opens an `.apr`, a GGUF, safetensors or a Hugging Face folder, and checks that its tensors form a network.
 
-    No weight is read. Raises what `aprfmt.open` and `shape_of` raise; RefusedError for a file without tensors, with
+    Reads no weights. Raises what `aprfmt.open` and `shape_of` raise; RefusedError for a file without tensors, with
     missing tensors or tensors of another shape; UnsupportedError for a network that cannot be trained.
     """
     model = aprfmt.open(path)
@@ -100,7 +100,7 @@ def open_network(path: str | os.PathLike[str]) -> NetworkSource:
 
 
 def network_of(c: Canonical) -> NetworkSource:
-    """What `c` is as a network, without its file. Raises as `open_network`."""
+    """`c` as a network, without its file. Raises as `open_network`."""
     path, tensors = Path(c.model.path), {tensor.name: tensor for tensor in hf_side(c.arch, c.tensors)}
     shape = shape_of(c.hparams, c.arch, tensors)
     assert c.arch is not None
@@ -119,7 +119,7 @@ def network_of(c: Canonical) -> NetworkSource:
 
 
 def _check_frequencies(c: Canonical) -> None:
-    """Refuses a GGUF whose rope divisors no scaling of a config.json explains: it would compute something else."""
+    """Refuses a GGUF whose rope factors no config.json scaling explains: it would compute something else."""
     stored = c.model.tensors.get(FREQS)
     if stored is None or scaling_of(c.hparams):
         return
@@ -130,10 +130,10 @@ def _check_frequencies(c: Canonical) -> None:
 _BEGINNING = 4096
 
 DAMAGED = "the file is damaged: copy or download it again; apr tensors FILE --stats shows where"
-"""The hint for values that are not finite."""
+"""The hint for non-finite values."""
 
 CHECKED = 1 << 24
-"""Values that are checked at a time on a device."""
+"""Values checked at a time on a device."""
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -142,15 +142,15 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 def values(tensor: CanonicalTensor, dtype: torch.dtype, path: Path | None = None) -> Iterator[Tensor]:
     """The flat values of a tensor in order, as CPU tensors of `dtype` of at most about 2^20 values.
 
-    `path` is what errors name. Raises UnsupportedError for a dtype that holds no weights, CorruptError for values
-    that are NaN or infinite.
+    `path` is for errors. Raises UnsupportedError for a dtype that cannot be weights, CorruptError for NaN or infinite
+    values.
     """
     name = _NAMES.get(dtype)
     if name is None:
         raise UnsupportedError(f"weights cannot be loaded as {dtype}", tensor=tensor.name)
     made = tensor.produced
     for piece in run_jobs(recode_jobs(made.dtype, name, made.shape, made.items)):
-        # torch wants a buffer that it might write to.
+        # torch requires a buffer that it could write to.
         part = torch.frombuffer(bytearray(piece), dtype=dtype) if len(piece) else torch.empty(0, dtype=dtype)
         _check_finite(part, tensor.name, path)
         yield part
@@ -164,9 +164,9 @@ def _check_finite(part: Tensor, name: str, path: Path | None) -> None:
 def load_decoder(
     network: NetworkSource, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> Decoder:
-    """The network with its weights, read piece by piece: no tensor is held in another dtype.
+    """Loads a network with its weights, piece by piece: no tensor is held in another dtype.
 
-    Raises CorruptError for NaN or infinite values, RefusedError for a matrix of zeros, ChangedError, ChecksumError.
+    Raises CorruptError for NaN or infinite values, RefusedError for an all-zero matrix, ChangedError, ChecksumError.
     """
     decoder = Decoder(network.shape, dtype, device)
     for name, target in decoder.hf_tensors().items():
@@ -177,9 +177,9 @@ def load_decoder(
 
 
 def fill(network: NetworkSource, name: str, target: Tensor) -> None:
-    """Writes a tensor of the network over `target`, a contiguous view of the same shape; raises as `load_decoder`.
+    """Writes a tensor of the network to `target`, a contiguous view of the same shape; raises as `load_decoder`.
 
-    For bfloat16, blocks are decoded on the target's device: seconds for a large model on CUDA.
+    For bfloat16, blocks are dequantized on the target's device: seconds for a large model on CUDA.
     """
     tensor = network.tensors[name]
     if target.dtype == torch.bfloat16 and stays_blocks(tensor):
@@ -197,18 +197,18 @@ def fill(network: NetworkSource, name: str, target: Tensor) -> None:
 
 
 def stays_blocks(tensor: CanonicalTensor) -> bool:
-    """Whether the kernels decode it as it is stored."""
+    """Whether the kernels dequantize it as stored."""
     return is_kept(tensor.dtype, tensor.shape, tensor.n_bytes)
 
 
 def upload_blocks(tensor: CanonicalTensor, device: torch.device) -> Blocks:
-    """A matrix on the device, as stored."""
+    """Copies a matrix to the device as stored."""
     rows, cols = tensor.shape
     return upload(tensor.dtype, (rows, cols), tensor.chunks(), device, tensor.name)
 
 
 def check_values(network: NetworkSource, name: str, pieces: Iterable[Tensor]) -> None:
-    """Raises CorruptError for NaN or infinite values, RefusedError for a matrix of zeros."""
+    """Raises CorruptError for NaN or infinite values, RefusedError for an all-zero matrix."""
     has_nonzero = False
     for piece in pieces:
         _check_finite(piece, name, network.path)
@@ -217,9 +217,9 @@ def check_values(network: NetworkSource, name: str, pieces: Iterable[Tensor]) ->
 
 
 def refuse_zeros(network: NetworkSource) -> None:
-    """Raises RefusedError for a matrix that is stored as zeros, before anything is done for it to be loaded.
+    """Raises RefusedError for a matrix stored as zeros, before it is loaded.
 
-    Of others only the beginning is read.
+    Reads only the beginning of other matrices.
     """
     for tensor in network.model.tensors.values() if network.model is not None else ():
         has_nonzero = any(tensor.source.read(tensor.offset, min(_BEGINNING, tensor.n_bytes)))
@@ -229,7 +229,7 @@ def refuse_zeros(network: NetworkSource) -> None:
 
 
 def check_not_zero(network: NetworkSource, name: str, n_dims: int, has_nonzero: bool) -> None:
-    """Raises RefusedError for a matrix without `has_nonzero`, whether any value is not zero."""
+    """Raises RefusedError for a matrix unless `has_nonzero`."""
     if n_dims > 1 and not has_nonzero:
         raise RefusedError(
             "all values of the matrix are zero", path=network.path, tensor=name,
@@ -240,8 +240,7 @@ def check_not_zero(network: NetworkSource, name: str, n_dims: int, has_nonzero: 
 def fingerprint(network: NetworkSource) -> str:
     """SHA-256 of what a network computes with: names, shapes and values rounded to bfloat16, in the network's order.
 
-    So it is the same in every container and unquantized dtype, and a quantized file has another one than what it was
-    made from.
+    Equal for every container and unquantized dtype; a quantized file has another one than its source.
     """
     total = hashlib.sha256()
     for name, (_, _, size) in hf_names(network.shape).items():
@@ -259,7 +258,7 @@ _EDGE_BYTES = 1 << 16
 def edge_fingerprint(source: NetworkSource | Model) -> str:
     """SHA-256 over names, dtypes, shapes and both ends of every tensor of an opened file.
 
-    Enough to tell two models apart, at the cost of a few reads a tensor. Raises RefusedError for a made network.
+    Sufficient to tell two models apart, with a few reads per tensor. Raises RefusedError for a derived network.
     """
     model = source.model if isinstance(source, NetworkSource) else source
     if model is None:

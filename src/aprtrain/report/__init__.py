@@ -1,1 +1,1 @@
-"""What a run says while it goes on and afterwards."""
+"""Logs and metrics of a run."""

@@ -1,6 +1,6 @@
-"""What a run says of itself: a JSON line for every step; for people a line for several, or a panel on a terminal.
+"""Logs of a run: a JSON line per step; for people a line for several steps, or a panel on a terminal.
 
-Never silent, never in the way: what cannot be written or shown stops no run.
+It never stops a run: what cannot be written or shown is skipped.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from aprfmt.text import MAX_PERPLEXITY, format_clock, format_number, format_sett
 from aprfmt.types import Json, Numbers
 from aprtrain.report.tracker import Track, open_tracker
 
-# Variables that may decide what a run does or how fast; none of them holds a secret.
+# Environment variables that may affect a run or its speed; none contains a secret.
 _TELLING = ("APR_", "CUDA_", "CUBLAS_", "NCCL_", "PYTORCH_", "TORCH", "TRITON_", "OMP_", "MKL_", "WORLD_SIZE")
 
 
 class StepValues(TypedDict):
-    """What a step says of itself: losses in nats are means over its labels; None without a teacher or a GPU."""
+    """Metrics of a step: losses in nats are means over its labels; None without a teacher or a GPU."""
 
     step: int
     loss: float
@@ -58,7 +58,7 @@ _OF_LABELS, _OF_STEPS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entrop
 
 
 def mean_of(steps: Sequence[StepValues]) -> StepValues:
-    """What several steps in a row came to: the last one's values, with the means over all their labels, or steps."""
+    """Averages consecutive steps: the last one's values, with means over all their labels, or steps."""
     values = steps[-1].copy()
     means, rows = cast(Numbers, values), cast(Sequence[Numbers], steps)
     has_labels = any(step["labels"] for step in steps)
@@ -66,16 +66,17 @@ def mean_of(steps: Sequence[StepValues]) -> StepValues:
         found = [(value, row["labels"] or 0) for row in rows if (value := row[name]) is not None]
         weights = [n for _, n in found] if name in _OF_LABELS and has_labels else None
         means[name] = fmean([value for value, _ in found], weights) if found else None
-    values["tokens_per_s"] = harmonic_mean([step["tokens_per_s"] for step in steps])  # each took as many tokens
+    # Each had the same number of tokens.
+    values["tokens_per_s"] = harmonic_mean([step["tokens_per_s"] for step in steps])
     values["eta_s"] *= values["seconds"] / max(steps[-1]["seconds"], 1e-9)
     return values
 
 
 class Recorder:
-    """Appends to `metrics.jsonl` (none without a folder) and writes progress to `stream` (none when None).
+    """Appends to `metrics.jsonl` (none without a folder) and writes progress to `stream` (None: none).
 
-    On a terminal a panel of the latest step is drawn in place and other lines stay above it; elsewhere a line says
-    what the steps since the last one came to. Several threads may use it.
+    On a terminal it draws a panel of the latest step in place and prints other lines above it; elsewhere it prints a
+    line for the steps since the last one. Thread-safe.
     """
 
     def __init__(self, folder: Path | None, stream: TextIO | None = sys.stderr) -> None:
@@ -93,10 +94,10 @@ class Recorder:
         log_to: str | None = None,
         config: Mapping[str, object] | None = None,
     ) -> None:
-        """Empties the file, or drops what was recorded after the step that the run continues from.
+        """Truncates the file, or drops what was recorded after the step from which the run resumes.
 
-        `damaged` are newer checkpoints that it could not continue from: `step` and `reason`. Steps and scores go to
-        `log_to` too, with the configuration.
+        `damaged` are newer checkpoints that it could not resume from: `step` and `reason`. Steps and scores also go to
+        `log_to`, with the configuration.
         """
         if self._path is None:
             return
@@ -111,7 +112,7 @@ class Recorder:
             self._track = open_tracker(log_to, self._path.parent, config or {}, resumed_step)
 
     def record(self, event: str, values: Mapping[str, object]) -> None:
-        """One line {"event": ..., "time": seconds since 1970, ...}; numbers that are not finite become null."""
+        """Writes one line {"event": ..., "time": seconds since 1970, ...}; non-finite numbers become null."""
         if event != "step":
             self._show(lambda panel: panel.event(event, values))
         if self._path is None:
@@ -121,7 +122,7 @@ class Recorder:
         try:
             with self._lock, open(self._path, "a", encoding="utf-8") as file:
                 file.write(text + "\n")
-        except OSError:  # a full disk fails the next save, with its own words
+        except OSError:  # a full disk makes the next save fail, with its own message
             self.say("metrics cannot be written: the disk may be full")
         if self._track is not None:
             with self._tracking():
@@ -131,12 +132,12 @@ class Recorder:
     def _tracking(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # of a library that has nothing to do with the training
+        except Exception as error:  # of a library that training does not depend on
             self._track = None
             self.say(f"--log-to failed and is now off: {type(error).__name__}: {error}")
 
     def step(self, values: StepValues, *, total: int, mean: StepValues | None = None) -> None:
-        """A step's values, to the file and the panel; `mean` is a line where there is no panel."""
+        """Records a step, in the file and the panel; `mean` is printed as a line without a panel."""
         self.record("step", values)
         if self._panel is not None:
             self._show(lambda panel: panel.step(values, total))
@@ -144,28 +145,28 @@ class Recorder:
             self.say(line(mean, total))
 
     def doing(self, words: str) -> None:
-        """What goes on for a while beside the steps ("": nothing): in the panel, elsewhere now and then as a line."""
+        """Shows a long activity other than steps ("": none): in the panel, elsewhere as an occasional line."""
         if self._panel is not None:
             self._show(lambda panel: panel.doing(words))
         elif words and time.monotonic() - self._said_at >= _RARELY_S:
             self.say(words)
 
     def notice(self, words: str) -> None:
-        """What holds until the end: in the panel at once, elsewhere as a line."""
+        """Shows a notice until the end: in the panel immediately, elsewhere as a line."""
         if self._panel is not None:
             self._show(lambda panel: panel.notice(words))
         else:
             self.say(words)
 
     def say(self, text: str) -> None:
-        """A line of text."""
+        """Prints a line of text."""
         if self._panel is not None:
             self._show(lambda panel: panel.above(text))
         else:
             self._put(text + "\n")
 
     def _show(self, draw: Callable[[Panel], str]) -> None:
-        """Writes what `draw` makes of the panel."""
+        """Writes the output of `draw` to the stream."""
         panel = self._panel
         if panel is not None:
             with self._lock:
@@ -179,7 +180,7 @@ class Recorder:
             with self._lock:
                 self._stream.write(text)
                 self._stream.flush()
-        except (OSError, ValueError):  # nobody reads it any more; the training is worth more than its lines
+        except (OSError, ValueError):  # the terminal is gone; the training matters more than its lines
             self._stream = self._panel = None
 
 
@@ -203,16 +204,16 @@ def _plain(value: object) -> object:
 
 # --- what people see ---
 
-_INTERVAL_S = 0.125  # eight drawings a second, and the last one
-_RARELY_S = 20.0  # between lines about something that takes long
-_HISTORY = 240  # values behind a sparkline
-_CELLS = 12  # of a sparkline
-_RECENT = 20  # steps that the time left goes by
+_INTERVAL_S = 0.125  # at most eight redraws per second, and the last one
+_RARELY_S = 20.0  # between lines about a long activity
+_HISTORY = 240  # values in a sparkline
+_CELLS = 12  # columns of a sparkline
+_RECENT = 20  # steps from which the remaining time is estimated
 _LEVELS = "▁▂▃▄▅▆▇█"
 _GAP = "   "
 
 Segment = tuple[str, str]
-"""Words and the number of their colour ("" for none)."""
+"""Text segments with their colour code ("" for none)."""
 
 
 def line(values: StepValues, total: int) -> str:
@@ -248,7 +249,7 @@ def settings_table(values: Mapping[str, Json], defaults: Mapping[str, Json]) -> 
 
 
 def _losses_of(values: StepValues) -> dict[str, float | None]:
-    """What is shown under which name; the KL is that at temperature 1, as in evaluations."""
+    """The shown losses by label; the KL is that at temperature 1, as in evaluations."""
     return {"loss": values["loss"], "kl": values["kl1"], "ce": values["ce"]}
 
 
@@ -262,7 +263,7 @@ def _device(values: StepValues) -> Iterator[str]:
 
 
 def _spark(values: Sequence[float]) -> str:
-    """The course of `values` in at most as many characters as a sparkline has, each the mean of its share."""
+    """A sparkline of `values` with at most the maximum number of characters, each the mean of its part."""
     n = min(_CELLS, len(values))
     means = [fmean(values[len(values) * i // n : len(values) * (i + 1) // n]) for i in range(n)]
     if not means:
@@ -272,7 +273,7 @@ def _spark(values: Sequence[float]) -> str:
 
 
 def fits(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal on which a panel can be drawn again."""
+    """Whether `stream` is a terminal on which a panel can be redrawn."""
     try:
         return stream.isatty() and os.environ.get("TERM") != "dumb"
     except ValueError:  # closed
@@ -280,7 +281,7 @@ def fits(stream: TextIO) -> bool:
 
 
 class Panel:
-    """Gives the text that draws it, "" if it was just drawn; knows how many of its lines are on the screen."""
+    """Renders the panel, "" if it was just drawn; knows how many of its lines are on the screen."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -299,7 +300,7 @@ class Panel:
         self._drawn_at = -math.inf
 
     def step(self, values: StepValues, total: int) -> str:
-        """Takes in what a step said."""
+        """Updates the panel with a step."""
         self._values, self._total = values, total
         self._seconds.append(values["seconds"])
         for name, value in _losses_of(values).items():
@@ -309,7 +310,7 @@ class Panel:
         return self.draw()
 
     def event(self, event: str, values: Mapping[str, object]) -> str:
-        """Takes in an evaluation, a checkpoint, a save that failed, or the end, which is always drawn."""
+        """Updates the panel with an evaluation, a checkpoint, a failed save, or the end, which is always drawn."""
         if event == "evaluation":
             self._scores = values
         elif event == "checkpoint":
@@ -321,23 +322,23 @@ class Panel:
         return self.draw(always=event == "end")
 
     def doing(self, words: str) -> str:
-        """Takes in what goes on beside the steps."""
+        """Updates the current activity."""
         self._doing = words
         return self.draw(always=not words)
 
     def notice(self, words: str) -> str:
-        """Takes in what holds until the end."""
+        """Updates the permanent notice."""
         self._notice = words
         return self.draw(always=True)
 
     def above(self, text: str) -> str:
-        """A line of text that stays, above the panel."""
+        """Prints a line of text above the panel."""
         gone = self._back() + "\x1b[J"
         self._shown = 0
         return f"{gone}{text}\n{self.draw()}"
 
     def draw(self, *, always: bool = False) -> str:
-        """The panel over the one before, at most every eighth of a second unless `always`."""
+        """Redraws the panel, at most every eighth of a second unless `always`."""
         now = time.monotonic()
         if now - self._drawn_at < _INTERVAL_S and not always:
             return ""
@@ -359,7 +360,7 @@ class Panel:
         return f"\x1b[{self._shown}F" if self._shown else "\r"
 
     def _fit(self, segments: Iterator[Segment], columns: int) -> str:
-        """As many segments as `columns` hold, in their order; the first one always, cut."""
+        """As many segments as fit into `columns`, in order; at least the first one, truncated."""
         out, used = "", 0
         for words, colour in segments:
             if not words:

@@ -1,4 +1,4 @@
-"""A run's numbers where TensorBoard or Weights & Biases show them, if the package is installed."""
+"""Logs a run's metrics to TensorBoard or Weights & Biases, if installed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _GROUPS = {"step": "train", "evaluation": "held-out"}
 _WANDB_ID = "wandb.id"
 
 Track = Callable[[str, Mapping[str, object]], None]
-"""Takes an event and its values, as Recorder.record does."""
+"""Called with an event and its values, like Recorder.record."""
 
 
 def check_tracker(kind: str | None) -> None:
-    """Raises MissingDependencyError where the package of `kind` is not installed."""
+    """Raises MissingDependencyError if the package of `kind` is not installed."""
     try:
         import_module(kind or "json")
     except ImportError as error:

@@ -1,1 +1,1 @@
-"""The frozen side of a distillation."""
+"""The frozen teacher."""

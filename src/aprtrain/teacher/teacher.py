@@ -1,10 +1,10 @@
-"""The teacher: a frozen network that gives hidden states, and where its weights live.
+"""The teacher: a frozen network that returns hidden states, and the form of its weights.
 
     bf16    matrices as bf16
-    q4k     Q4_K, Q6_K and Q8_0 matrices stay the blocks of the file and are decoded where they are needed
-    fp8     products of the inner layers in e4m3, as many as pass the comparison with bf16
+    q4k     Q4_K, Q6_K and Q8_0 matrices stay in blocks and are dequantized on use fp8     products of the inner layers
+    in e4m3, as many as pass the comparison with bf16
 
-No matrix is float32 on its way, unless float32 is asked for. There is one forward, that of Decoder.
+Matrices are never expanded to float32 unless requested. All variants share Decoder's forward pass.
 
 Shape suffixes: N rows of a batch, T positions, S = N T, D = d_model, V rows of the head.
 """
@@ -57,13 +57,13 @@ def _decode_rows(blocks: Blocks) -> Iterator[Tensor]:
 class BlocksDecoder(Decoder):
     """A frozen Decoder in bf16 that keeps Q4_K, Q6_K and Q8_0 matrices as blocks.
 
-    The matrices of all layers share one scratch of a layer's size: parameters are views of it, and before a layer
-    runs its blocks are decoded into them, on the same stream. So a layer sees the very values of a bf16 network.
-    A fused matrix stays blocks only if all its parts can.
+    The matrices of all layers share one buffer of a layer's size: parameters are views of it, and before a layer runs
+    its blocks are dequantized into them, on the same stream. So a layer sees exactly the values of a bf16 network. A
+    fused matrix stays in blocks only if all its parts can.
 
     Attributes:
-        stored: blocks by parameter, one a part.
-        notes: which matrices are bf16 all the time, and why.
+        stored: blocks by parameter, one per part.
+        notes: which matrices are permanently bf16, and why.
     """
 
     def __init__(self, network: NetworkSource, device: torch.device) -> None:
@@ -115,11 +115,11 @@ class BlocksDecoder(Decoder):
 
     @property
     def head_weight(self) -> Tensor:
-        """The head [V, D], decoded by every use."""
+        """The head [V, D], dequantized on every use."""
         return self.head_rows(self.shape.vocab_rows)
 
     def head_rows(self, n: int) -> Tensor:
-        """The first `n` rows of the head [n, D], decoded by every use."""
+        """The first `n` rows of the head [n, D], dequantized on every use."""
         parts = self.stored.get(head_name(self.shape))
         if parts is None:
             return super().head_rows(n)
@@ -127,7 +127,7 @@ class BlocksDecoder(Decoder):
         return decode(blocks, torch.empty(blocks.shape, dtype=torch.bfloat16, device=blocks.stored_B.device))
 
     def look_up(self, tokens_NT: Tensor) -> Tensor:
-        """Rows of the embedding [N, T, D], decoded one by one where it stays blocks."""
+        """Rows of the embedding [N, T, D], dequantized one by one if it is in blocks."""
         parts = self.stored.get("embed")
         if parts is None:
             return super().look_up(tokens_NT)
@@ -142,22 +142,22 @@ class BlocksDecoder(Decoder):
 # --- products in e4m3 ---
 
 MOST_KL = 0.01
-"""Nats by which the distributions may differ, mean over positions."""
+"""Maximum mean difference of the distributions in nats."""
 
 LEAST_AGREEMENT = 0.98
-"""Share of positions that must keep their first choice."""
+"""Minimum fraction of positions with an unchanged top-1 token."""
 
 Part = tuple[int, tuple[str, ...]]
-"""A layer and matrices of it."""
+"""A layer and some of its matrices."""
 
 PARTS: tuple[tuple[str, ...], ...] = (("qkv", "out"), ("gate_up", "down"))
-"""Matrices of a layer that are e4m3 together: a compiled layer for each of four cases is enough."""
+"""Matrices of a layer that are converted to e4m3 together: a compiled layer for each of four cases suffices."""
 
 _PROBED = 512
 """Positions on which a part is measured alone."""
 
 COMPARED = 256
-"""Positions whose logits are held at a time."""
+"""Positions per chunk of logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +166,9 @@ class Fp8Gate:
 
     Attributes:
         kl: KL(bf16 || e4m3) in nats, mean over positions.
-        agreement: share of positions with the same top-1 token.
-        tokens: positions compared.
-        share: of the multiply-adds of all layers, those in e4m3.
+        agreement: fraction of positions with the same top-1 token.
+        tokens: number of compared positions.
+        share: fraction of the multiply-adds of all layers in e4m3.
     """
 
     kl: float
@@ -178,23 +178,24 @@ class Fp8Gate:
 
     @property
     def passed(self) -> bool:
-        """Whether it may be used. NaN does not pass."""
+        """Whether it may be used; false for NaN."""
         return self.kl <= MOST_KL and self.agreement >= LEAST_AGREEMENT
 
 
 @torch.no_grad()
 def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Fp8Gate:
-    """Turns the inner layers of a loaded network to e4m3, in place; returns how it compares.
+    """Converts the inner layers of a loaded network to e4m3, in place; returns the comparison.
 
-    If all of them change too much, the parts that change least a multiply-add become e4m3, as many as pass.
+    If converting all of them changes too much, the parts with the least change per multiply-add are converted, as many
+    as pass.
 
     Args:
         decoder: in bf16.
         sample_NT: held-out tokens on its device.
-        n_real: ids that count.
+        n_real: number of shared ids.
 
     Raises:
-        RefusedError: no part is small enough a change, or no matrix has a size for it.
+        RefusedError: no part changes little enough, or no matrix has a suitable size.
     """
     before_NTD = decoder(sample_NT)
     few = max(1, _PROBED // sample_NT.shape[1])
@@ -244,8 +245,8 @@ def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Fp8Gate:
 
 
 def compare(decoder: Decoder, before_SD: Tensor, after_SD: Tensor, n_real: int, share: float) -> Fp8Gate:
-    """The Gate of two sets of hidden states under the decoder's head, a chunk of positions at a time."""
-    # Logits in bf16 would tie and flip first choices, and add a difference of their own.
+    """Compares two sets of hidden states under the decoder's head, a chunk of positions at a time."""
+    # bf16 logits would tie, change top-1 tokens, and add errors of their own.
     head_VD = decoder.head_weight[:n_real].to(torch.float16 if before_SD.is_cuda else torch.float32)
     cap = decoder.shape.logit_softcap
     kl = torch.zeros((), dtype=torch.float64, device=before_SD.device)
@@ -259,14 +260,14 @@ def compare(decoder: Decoder, before_SD: Tensor, after_SD: Tensor, n_real: int, 
 
 
 def becomes_fp8(shape: Shape, parameter: str, rows: int, cols: int) -> bool:
-    """Whether a parameter of a Decoder becomes e4m3: matrices that fit, of all layers but the first and the last."""
+    """Whether a parameter of a Decoder becomes e4m3: suitable matrices of all layers but the first and the last."""
     _, _, place = parameter.partition("blocks.")
     layer, _, name = place.partition(".")
     return any(name in part for part in PARTS) and 0 < int(layer) < shape.n_layers - 1 and fits(rows, cols)
 
 
 def _put(decoder: Decoder, place: tuple[int, str], weight: Fp8Weight | Tensor) -> None:
-    """An Fp8Weight takes the place of the parameter, as a plain attribute."""
+    """Replaces the parameter by an Fp8Weight, as a plain attribute."""
     layer, name = place
     delattr(decoder.blocks[layer], name)
     setattr(decoder.blocks[layer], name, weight)
@@ -276,15 +277,15 @@ def _put(decoder: Decoder, place: tuple[int, str], weight: Fp8Weight | Tensor) -
 
 
 class Teacher:
-    """A network that is never trained.
+    """A frozen network.
 
     Attributes:
-        decoder: its layers; no parameter has a gradient.
+        decoder: its layers; without gradients.
         shape: of the network.
         vocabulary: which rows of its head are used.
         residency: one of RESIDENCIES.
         gate: how an fp8 teacher compares with bf16, else None.
-        notes: what the user should know about it.
+        notes: for the user.
     """
 
     def __init__(
@@ -338,7 +339,7 @@ class Teacher:
             self.decoder.compile_blocks()
 
     def hidden(self, tokens_NT: Tensor, documents: Documents | None = None) -> Tensor:
-        """Hidden states [N, T, D] after the final norm, without anything that a gradient would need."""
+        """Hidden states [N, T, D] after the final norm, without saving anything for gradients."""
         with torch.inference_mode():
             hidden_NTD = self.decoder(tokens_NT, documents)
         assert isinstance(hidden_NTD, Tensor)
@@ -346,22 +347,22 @@ class Teacher:
 
     @property
     def head_weight(self) -> Tensor:
-        """The head [V, D]: the rows of shared ids, up to a multiple of 64 of them.
+        """The head [V, D]: the rows of shared ids, rounded up to a multiple of 64.
 
-        Of a q4k teacher it is decoded by every use: take it once a micro-batch and let go of it.
+        A q4k teacher dequantizes it on every use: take it once per micro-batch and release it.
         """
         return self.decoder.head_rows(self.vocabulary.teacher_width)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that its parameters hold, in whatever dtype each of them is."""
+        """Total bytes of its parameters, each in its own dtype."""
         held = {id(parameter): parameter for parameter in self.decoder.parameters() if not parameter.is_meta}
         parts = [part for block in self.decoder.blocks for value in vars(block).values() for part in _parts(value)]
         return sum(tensor.nbytes for tensor in (*held.values(), *parts))
 
     @property
     def dropped_weight(self) -> Tensor | None:
-        """The rows [R, D] of the head that stand for tokens of the teacher alone; None if missing."""
+        """The rows [R, D] of the head for tokens that only the teacher has; None if there are none."""
         rows = self.vocabulary.dropped_rows
         return self.decoder.head_rows(rows.stop)[rows] if rows.start < rows.stop else None
 
@@ -371,7 +372,7 @@ def _parts(value: object) -> tuple[Tensor, ...]:
 
 
 def residency_of(network: NetworkSource) -> str:
-    """What --teacher-residency auto stands for: "q4k" where most of the file's weights are blocks that can stay."""
+    """The residency that "auto" selects: "q4k" if most of the file's weights are blocks that can stay."""
     kept = sum(
         prod(t.shape) for _, tensors in network.by_parameter() if all(map(stays_blocks, tensors)) for t in tensors
     )
@@ -379,7 +380,7 @@ def residency_of(network: NetworkSource) -> str:
 
 
 def note_decoded(network: NetworkSource, *, asked: bool = False) -> None:
-    """Notes the quantized matrices of a teacher that become bf16: no kernel decodes their types, or it was `asked`."""
+    """Notes the quantized matrices of a teacher that become bf16: no kernel supports their types, or it was `asked`."""
     tensors = [tensor for _, tensors in network.by_parameter() for tensor in tensors]
     packed = [t for t in tensors if DTYPES[t.dtype].block > 1 and (asked or not stays_blocks(t))]
     if packed:
@@ -391,10 +392,10 @@ def note_decoded(network: NetworkSource, *, asked: bool = False) -> None:
 
 
 def check_residency(residency: str, device: torch.device) -> None:
-    """What a teacher needs on `device`.
+    """Checks what the teacher's residency requires of `device`.
 
-    Raises MissingDependencyError without Triton, whose kernels decode blocks and make e4m3 on a GPU; RefusedError for
-    e4m3 on a GPU whose tensor cores have none.
+    Raises MissingDependencyError without Triton, whose kernels dequantize blocks and quantize to e4m3 on a GPU;
+    RefusedError for e4m3 on a GPU whose tensor cores lack it.
     """
     if device.type != "cuda" or residency == "bf16":
         return
@@ -410,18 +411,18 @@ def check_residency(residency: str, device: torch.device) -> None:
 
 
 def teacher_dtype(residency: str, device: torch.device) -> torch.dtype:
-    """What the teacher computes in: bfloat16, but float32 for bf16 weights on the CPU."""
+    """The teacher's compute dtype: bfloat16, but float32 for bf16 weights on the CPU."""
     return torch.float32 if device.type == "cpu" and residency == "bf16" else torch.bfloat16
 
 
 def compared_bytes(network: NetworkSource) -> int:
-    """Bytes of the bf16 matrices that are held beside those in e4m3 while an fp8 teacher is compared."""
+    """Bytes of the bf16 matrices that are held in addition to those in e4m3 while an fp8 teacher is compared."""
     sizes = ((name, sum(t.shape[0] for t in ts), sum(prod(t.shape) for t in ts)) for name, ts in network.by_parameter())
     return sum(2 * n for name, rows, n in sizes if becomes_fp8(network.shape, name, rows, n // rows))
 
 
 def estimate_bytes(network: NetworkSource, residency: str) -> int:
-    """Bytes that a Teacher holds between batches, from the file's index alone; fp8 as if all parts pass."""
+    """Bytes that a Teacher occupies between batches, from the file's index alone; fp8 as if all parts pass."""
     total, scratch = 0, dict[str, int]()
     for parameter, tensors in network.by_parameter():
         rows, values = sum(t.shape[0] for t in tensors), sum(prod(t.shape) for t in tensors)
