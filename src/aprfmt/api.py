@@ -1,4 +1,4 @@
-"""The functions of the package that need several rooms: `validate`, `bench`, `qa`, `run` and others."""
+"""Public functions that combine several packages: `validate`, `bench`, `qa`, `run` and others."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _page_target(
 ) -> str | None:
     """The page to write, or a file with a suffix in `also`, checked before anything is computed for it.
 
-    Of source folders it may replace pages alone.
+    In source folders it may replace only pages.
     """
     if output is None:
         return None

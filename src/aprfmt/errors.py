@@ -36,11 +36,11 @@ EXIT_CODES = range(2, 9)
 """The exit codes of the table above."""
 
 _LONGEST_TEXT = 800
-"""A message quotes what a file says, and a name or key in a file may be as long as it likes."""
+"""Messages quote file contents, and a name or key in a file may be arbitrarily long."""
 
 
 def _shortened(text: str) -> str:
-    """`text` without its middle where it is too long to read."""
+    """`text` without its middle if it is too long."""
     half = _LONGEST_TEXT // 2
     return text if len(text) <= _LONGEST_TEXT else f"{text[:half]} ... {text[-half:]}"
 
@@ -53,7 +53,7 @@ class AprError(Exception):
         path: the file concerned.
         tensor: the tensor concerned.
         offset: byte offset from the start of the file.
-        hint: the next thing to try, a command where there is one; else what helps with most errors of the class.
+        hint: the next thing to try, preferably a command; by default the class's general hint.
         code: overrides the class's code; scripts rely on it.
     """
 
@@ -94,7 +94,7 @@ class AprError(Exception):
 
 
 def error_class(name: str) -> type[AprError]:
-    """The class of that name; those of modules that are not imported are unknown. Raises KeyError."""
+    """The class of that name; classes of modules that are not imported are unknown. Raises KeyError."""
     kinds = [AprError]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -102,7 +102,7 @@ def error_class(name: str) -> type[AprError]:
 
 
 class UsageError(AprError, ValueError):
-    """An option or argument that makes no sense."""
+    """An invalid option or argument."""
 
     code = "usage"
     exit_code = 2
@@ -113,7 +113,7 @@ class UnknownTensorError(UsageError, KeyError):
 
 
 class NotFoundError(AprError, FileNotFoundError):
-    """The file is not there."""
+    """A file does not exist."""
 
     code = "not-found"
     exit_code = 3
@@ -121,7 +121,7 @@ class NotFoundError(AprError, FileNotFoundError):
 
 
 class UnknownFormatError(AprError, ValueError):
-    """The file is there, but is of no known format."""
+    """The file exists, but its format is unknown."""
 
     code = "unknown-format"
     exit_code = 3
@@ -129,13 +129,13 @@ class UnknownFormatError(AprError, ValueError):
 
 
 class CorruptError(AprError, ValueError):
-    """The container breaks its own rules."""
+    """The container violates its format."""
 
     code = "corrupt"
 
 
 class TruncatedError(CorruptError):
-    """The file ends before the data it announces."""
+    """The file ends before the data that its header announces."""
 
     code = "truncated"
     usual_hint = "the file is incomplete or damaged: copy or download it again"
@@ -149,7 +149,7 @@ class ChecksumError(CorruptError):
 
 
 class LimitError(CorruptError):
-    """A count, length or depth is beyond what a sane file holds."""
+    """A count, length or depth exceeds its limit."""
 
     code = "limit"
 
@@ -161,14 +161,14 @@ class UnsupportedError(AprError, ValueError):
 
 
 class RefusedError(AprError, ValueError):
-    """The request would lose data or make a broken model."""
+    """The request would lose data or produce a broken model."""
 
     code = "refused"
     exit_code = 5
 
 
 class ExistsError(RefusedError, FileExistsError):
-    """The output is there already."""
+    """The output already exists."""
 
     code = "exists"
 
@@ -194,7 +194,7 @@ class StorageError(AprError, OSError):
 
 
 class ChangedError(CorruptError, StorageError):
-    """A file changed while it was read; as of a StorageError, nothing is known of what it holds."""
+    """A file changed while it was read; like a StorageError, it says nothing about the file's content."""
 
     code = "changed"
     exit_code = 4
@@ -202,7 +202,7 @@ class ChangedError(CorruptError, StorageError):
 
 
 class OutOfMemoryError(AprError, MemoryError):
-    """The operating system, or a limit of the process, gives no more memory."""
+    """Out of memory, or at a memory limit of the process."""
 
     code = "memory"
     exit_code = 7
@@ -210,7 +210,7 @@ class OutOfMemoryError(AprError, MemoryError):
 
 
 class RunError(AprError, RuntimeError):
-    """Inference, evaluation or training gave no valid result."""
+    """Inference, evaluation or training produced no valid result."""
 
     code = "run"
     exit_code = 8
@@ -235,7 +235,7 @@ _OS_HINTS = {
 
 
 def storage_error(error: OSError, path: str | os.PathLike[str]) -> AprError:
-    """An OSError as the AprError that fits it (missing files are NotFoundError, the rest StorageError)."""
+    """An OSError as the matching AprError (missing files are NotFoundError, the rest StorageError)."""
     if isinstance(error, AprError):
         return error
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
@@ -251,12 +251,13 @@ _NO_MEMORY = (
     *("can't allocate lock", "error return without exception set", "returned null without setting an exception"),
     *("os.pathlike, not posixpath", "os.pathlike or integer, not posixpath", "os.pathlike object, not posixpath"),
 )
-"""What libraries say that have no exception of their own for it, in lower case; the last five are CPython's, where an
-allocation failed on the way to an exception, or to the method of a path."""
+"""Messages of libraries that have no exception class for it, in lower case; the last five are CPython's, if an
+allocation failed while it raised an exception or called a method of a path.
+"""
 
 
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
-    """What to raise for an exception that is not an AprError where it, or what it came of, is a lack of memory."""
+    """The error for an exception that is, or was caused by, a lack of memory, unless it is an AprError."""
     link: BaseException | None = error
     while link is not None and not isinstance(link, AprError):
         is_lacking = isinstance(link, MemoryError) or (isinstance(link, OSError) and link.errno == errno.ENOMEM)
@@ -277,7 +278,7 @@ def _not_enough() -> OutOfMemoryError:
 
 
 def memory_limit() -> int | None:
-    """Bytes of address space that this process may take, None without a limit."""
+    """The limit of this process's address space in bytes, None without a limit."""
     try:
         import resource
     except ImportError:
@@ -287,7 +288,7 @@ def memory_limit() -> int | None:
 
 
 def memory_errors(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """The function, which raises OutOfMemoryError where it runs out of memory."""
+    """Decorator: turns a lack of memory into OutOfMemoryError."""
 
     @wraps(function)
     def call(*args: _P.args, **named: _P.kwargs) -> _T:
@@ -305,7 +306,7 @@ def memory_errors(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 @contextmanager
 def storage_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Raises an OSError of the block as the AprError that fits it, about `path`; a zero byte is a UsageError."""
+    """Turns an OSError of the block into the matching AprError about `path`; a zero byte is a UsageError."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""An opened model, the same whatever its container: tensors by name, lazy metadata, tokenizer, hyper-parameters."""
+"""An opened model, the same for every container: tensors by name, lazy metadata, tokenizer, hyper-parameters."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Convention: TypeAlias = Literal["hf", "gguf", "apr"]
-"""By whose rules a container names its tensors and keys."""
+"""Whose naming of tensors and keys a container uses."""
 
 _SHOWN_ROWS = 20
 _COUNTED = 1 << 24
-"""Values that a histogram in a notebook counts: about a third of a second."""
+"""Values counted for a histogram in a notebook: about a third of a second."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -67,30 +67,31 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """`n_bytes` under numpy's name: of the stored form, not of the decoded values."""
+        """`n_bytes` under numpy's name: the stored size, not the decoded one."""
         return self.n_bytes
 
     def raw(self) -> memoryview:
         """The stored bytes, read-only and without a copy. Valid after the model is closed.
 
-        They are the file's own, mapped into memory: who cuts the file short while they are in use ends the process by
-        SIGBUS, as with any mapped file. `numpy` and `torch` read instead: then it is a ChangedError.
+        They are mapped from the file: truncating the file while they are in use kills the process with SIGBUS, as with
+        any mapped
+        file. `numpy` and `torch` read instead: then it is a ChangedError.
         """
         return self.source.view(self.offset, self.n_bytes)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from byte `offset` of the tensor; a tensor is a codecs.stream.TensorSource."""
+        """Fills `buffer` from byte `offset` of the tensor; implements codecs.stream.TensorSource."""
         self.source.read_into(self.offset + offset, buffer)
 
     def numpy(self) -> Array:
-        """The values in memory of their own: BF16 and quantized dtypes as float32, the others as they are stored."""
+        """The values in memory of their own: BF16 and quantized dtypes as float32, the others unchanged."""
         from aprfmt.codecs.recode import decode
         from aprfmt.codecs.stream import read_whole
 
         return decode(self.dtype, read_whole(self), self.shape, tensor=self.name)
 
     def torch(self) -> torch.Tensor:
-        """The values as a torch tensor of its own memory. Raises MissingDependencyError without torch."""
+        """The values as a torch tensor with memory of its own. Raises MissingDependencyError without torch."""
         from aprfmt.codecs.recode import decode_torch
         from aprfmt.codecs.stream import read_whole
 
@@ -99,7 +100,7 @@ class Tensor:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         """`numpy()` for numpy itself.
 
-        With `copy` False only values that are stored as numpy keeps them, as a view of `raw()`; else UsageError.
+        With `copy` False only values whose stored form is numpy's, as a view of `raw()`; else UsageError.
         """
         import numpy as np
 
@@ -125,12 +126,12 @@ class Tensor:
         rows += [("size", format_bytes(self.n_bytes)), ("file", str(self.source.path))]
         try:
             figure = self._histogram()
-        except AprError as error:  # a dtype that is not decoded, a file that is gone: the rest is true all the same
+        except AprError as error:  # a dtype without a decoder, a missing file: the rest is still valid
             return small_table([*rows, ("values", error.message)])
         return small_table(rows) + small_figure(figure)
 
     def _histogram(self) -> str:
-        """How the values spread, as a figure; "" where none is finite."""
+        """The distribution of the values as a figure; "" without finite values."""
         from aprfmt.codecs.values import Histogram, values
         from aprfmt.html.charts import histograms
         from aprfmt.io.pipe import source_chunks
@@ -148,9 +149,9 @@ class Tensor:
 
 
 class Tensors(Mapping[str, Tensor]):
-    """Tensors by name, in file order. Of several entries with one name the mapping gives the first; `entries` all.
+    """Tensors by name, in file order. For duplicate names the mapping returns the first; `entries` has all.
 
-    A name that is not there is an UnknownTensorError, a KeyError that says which name comes nearest.
+    An unknown name raises UnknownTensorError, a KeyError with the most similar name.
     """
 
     def __init__(self, entries: Sequence[Tensor], path: PathLike) -> None:
@@ -176,18 +177,18 @@ class Tensors(Mapping[str, Tensor]):
     @overload
     def get(self, name: str, default: T, /) -> Tensor | T: ...
     def get(self, name: str, default: object = None, /) -> object:
-        """As of a dict; the inherited one would look for the nearest name each time."""
+        """As in a dict; the inherited method would search for similar names each time."""
         return self._by_name.get(name, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_name)
 
     def values(self) -> ValuesView[Tensor]:
-        """As of a dict; the inherited one is slow."""
+        """As in a dict; the inherited method is slow."""
         return self._by_name.values()
 
     def items(self) -> ItemsView[str, Tensor]:
-        """As of a dict; the inherited one is slow."""
+        """As in a dict; the inherited method is slow."""
         return self._by_name.items()
 
     def __len__(self) -> int:
@@ -291,7 +292,7 @@ class Model:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The embedded tokenizer, None where the file has none; parsed on first use."""
+        """The embedded tokenizer, None if the file has none; parsed on first use."""
         return self._load_tokenizer(self)
 
     @cached_property
@@ -300,16 +301,16 @@ class Model:
         return self._load_hparams(self)
 
     def native_as(self, kind: type[T]) -> T | None:
-        """`native` where it is a `kind`, else None."""
+        """`native` if it is a `kind`, else None."""
         return self.native if isinstance(self.native, kind) else None
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all its files."""
+        """Total size of its files in bytes."""
         return sum(source.size for source in self.sources)
 
     def check_unchanged(self) -> None:
-        """Raises ChangedError when one of its files changed since it was opened, ChecksumError for a stated digest.
+        """Raises ChangedError if one of its files changed since it was opened, ChecksumError for a stated digest.
 
         See io.source.Source.check_unchanged.
         """
@@ -317,14 +318,14 @@ class Model:
             source.check_unchanged(digest=True)
 
     def record_reads(self) -> None:
-        """Takes the checksum of all that is read from now on, so that check_intact need not read it again."""
+        """Computes the checksum of everything read from now on, so that check_intact need not read it again."""
         for source in self.sources:
             source.record = ReadChecksum()
 
     def check_intact(self) -> None:
-        """Raises ChecksumError for a file that is cut off or whose checksum does not fit; reads whole files to know.
+        """Raises ChecksumError for a truncated file or a wrong checksum; reads whole files.
 
-        A file of another writer without any checksum passes; a warning names it.
+        A file without any checksum, from another writer, passes with a warning.
         """
         hint = "copy or download it again"
         if self.cut is not None:
@@ -334,7 +335,7 @@ class Model:
             raise ChecksumError(f"the checksum in the {bad[0]} does not match the bytes", path=self.path, hint=hint)
 
     def close(self) -> None:
-        """Closes the files; views of tensors that are still held stay valid."""
+        """Closes the files; existing views of tensors stay valid."""
         for source in self.sources:
             source.close()
 

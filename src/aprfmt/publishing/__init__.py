@@ -1,1 +1,1 @@
-"""What is published on the hub: a model's files, and the card that describes them."""
+"""Publishes a model's files and its card on the hub."""

@@ -1,6 +1,6 @@
-"""The card of a repository: somebody's text, with one section of ours between two marks that is written anew.
+"""The model card of a repository: the author's text, with one generated section between two markers.
 
-What is outside the marks stays byte for byte, but for a license that the front matter lacks.
+Everything outside the markers is kept byte for byte, except that a missing license is added to the front matter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aprfmt.provenance.model_card import CARD, front_matter, markdown, markdown_
 from aprfmt.text import format_bytes, format_count
 
 BEGIN, END = "<!-- apr: files -->", "<!-- apr: end -->"
-"""Marks around our section; whoever takes them away gets a section at the end of the card."""
+"""Markers around the generated section; without them it is added at the end of the card."""
 
 _SECTION = re.compile(f"^{re.escape(BEGIN)}$.*?^{re.escape(END)}$", re.DOTALL | re.MULTILINE)
 _ROW = re.compile(r"^\| `(?P<name>[^`]+)` \|", re.MULTILINE)
@@ -25,13 +25,13 @@ _SUMS = "| file | SHA-256 |\n|---|---|"
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A model that is published.
+    """A published model.
 
     Attributes:
-        file: its file in the repository, of a split the first; of a folder the index or the one file of weights.
-        format, type: the container, and what most of its weights are stored as: "Q4_K_M", "BF16".
+        file: its file in the repository; for a split the first; for a folder the index or the single weight file.
+        format, type: the container, and the type of most weights: "Q4_K_M", "BF16".
         architecture, params: of the network.
-        bits_per_weight: stored bits for each parameter.
+        bits_per_weight: stored bits per parameter.
         size_bytes: of all its files.
     """
 
@@ -52,14 +52,14 @@ def renewed(
     general: Mapping[str, object] | None,
     kept: Sequence[str] = (),
 ) -> bytes:
-    """The card with the section for `models`; made of `info` and `general` where there is none.
+    """The card with the section for `models`; a new card is built from `info` and `general`.
 
     Args:
-        card: the one that is there.
-        models: what is published.
+        card: the existing card.
+        models: the published models.
         sums: SHA-256 of their files, by name.
-        info, general: what is known of them, see provenance.
-        kept: files of the repository that stay: their rows in the section do, too.
+        info, general: their provenance.
+        kept: files that stay in the repository, with their rows in the section.
 
     Raises:
         RefusedError: for a card that is not UTF-8 text.
@@ -82,7 +82,7 @@ def renewed(
 
 
 def license_of(card: bytes | None) -> str | None:
-    """What the front matter of a card says. Raises CorruptError, LimitError where it cannot be read."""
+    """The license in the front matter of a card. Raises CorruptError, LimitError if it cannot be parsed."""
     stated = front_matter(card).get("license") if card else None
     names = stated if isinstance(stated, list) else [stated]
     return ",".join(name for name in names if isinstance(name, str) and name) or None

@@ -1,4 +1,4 @@
-"""Publishing a file or a folder on the hub, in one commit, with a card that says what it is."""
+"""Publishes a file or a folder on the hub, in one commit, with a model card."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LEFT_OUT = re.compile(r"(^|/)__pycache__/|(^|/)[^/]*\.(tmp|lock|incomplete)$")
 
 @dataclass(frozen=True, slots=True)
 class PushedFile:
-    """A file of a commit, by its name in the repository; `sha256` of weights only."""
+    """A file of a commit, by its name in the repository; `sha256` for weights only."""
 
     name: str
     size_bytes: int
