@@ -352,37 +352,49 @@ def validate(
 
 
 def report(
-    file: PathLike,
+    file: PathLike | Sequence[PathLike],
     output: PathLike | None = None,
     *,
     force: bool = False,
     follow_links: bool = False,
+    live: bool = False,
+    port: int = 0,
     progress: StartProgress | None = None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, object]:
-    """Reports on a model or on the folder of a training run; writes a page if `output` is given.
+    """Reports on a model, or on one or several training runs; writes a page if `output` is given.
 
     Args:
-        file: the model, or the folder of a run.
+        file: the model, or the folder of a run; several folders of runs are drawn over each other.
         output: an .html page; for a run also a .png of the curves, which needs matplotlib.
         force: replace an existing output.
         follow_links: follow symlinks that point outside the model's folder.
+        live: serve the page of runs on 127.0.0.1 until they end, or until Ctrl-C; it follows the runs.
+        port: for `live`; 0: a free one.
         progress: called with the number of bytes to read; returns a function to call with the bytes read.
+        log: called with the address of a `live` page.
 
     Returns:
-        The object of `apr report --json`.
+        The object of `apr report --json`; of several runs {"runs": one object each}.
 
     Raises:
-        UsageError: unsupported suffix.
+        UsageError: unsupported suffix; several models; more than eight runs.
         ChecksumError: the model is damaged.
-        RefusedError: symlinks point outside the model's folder.
+        RefusedError: symlinks point outside the model's folder; with `live`, no run goes on.
     """
     from aprfmt.html.file import write_page
     from aprfmt.inspection.run_report import is_run, summarise, write_report
 
-    path = Path(formats.path_text(file, "file"))
+    check_numbers(port=(port, 0))
+    paths = [Path(formats.path_text(one, "file")) for one in paths_of(file)]
+    if not paths:
+        raise UsageError("no model or run given")
+    if live or len(paths) > 1:
+        return _report_runs(paths, output, force=force, port=port if live else None, log=log)
+    path = paths[0]
     page = _page_target(output, [str(path)], force=force, also=(".png",) if is_run(path) else ())
     target = Path(page) if page is not None else None
-    names = {"file": os.fspath(file), "output": page}
+    names = {"file": os.fspath(path), "output": page}
     if is_run(path):
         return {**(summarise(path) if target is None else write_report(path, target, force=force)), **names}
     from aprfmt.convert.files import parts_of
@@ -404,6 +416,36 @@ def report(
     if target is not None:
         write_page(target, html(found), force=force)
     return found.to_json() | names
+
+
+def _report_runs(
+    paths: Sequence[Path], output: PathLike | None, *, force: bool, port: int | None, log: Callable[[str], None]
+) -> dict[str, object]:
+    """Compares runs on one page, or with a port serves it while they go on."""
+    from aprfmt.html.file import write_page
+    from aprfmt.html.page import page
+    from aprfmt.inspection.run_report import is_run, summarise
+    from aprfmt.inspection.runs_page import runs_parts
+
+    if port is None and (models := [path for path in paths if not is_run(path) and path.exists()]):
+        raise UsageError(
+            f"{models[0]} is not a training run; only runs can be compared on one page", hint="apr diff A B"
+        )
+    if port is not None:
+        from aprfmt.inspection.live import serve_report
+
+        if output is not None:
+            raise UsageError("live serves the page, output writes it", hint="leave out one of them")
+        bodies, target = serve_report(paths, port=port, log=log), None
+    else:
+        target = _page_target(output, [str(path) for path in paths], force=force)
+        bodies = [summarise(path) for path in paths]
+        title, parts = runs_parts(bodies)
+        if target is not None:
+            write_page(target, page(title, parts), force=force)
+    if len(bodies) == 1:
+        return {**bodies[0], "file": str(paths[0]), "output": target}
+    return {"runs": bodies, "files": [str(path) for path in paths], "output": target}
 
 
 def lint_rules() -> tuple[ValidationRule, ...]:

@@ -68,15 +68,15 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
 
-    def open(self, path: Path, *, width: int = 1280, dark: bool = False, media: str = "") -> None:
-        """Shows `path`, as wide as asked for, and waits until it is there."""
+    def open(self, path: Path | str, *, width: int = 1280, dark: bool = False, media: str = "") -> None:
+        """Shows a file or an address, as wide as asked for, and waits until it is there."""
         self.asked, self.complaints = [], []
         self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self._call("Emulation.setEmulatedMedia", media=media, features=scheme)
-        self._call("Page.navigate", url=path.resolve().as_uri())
+        self._call("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
         until = time.monotonic() + _SECONDS
         while self.run("document.readyState") != "complete" or self.run("location.href") == "about:blank":
             assert time.monotonic() < until, "the page does not end loading"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -195,7 +195,9 @@ def _model_kind(model: EvaluatedModel) -> str:
 
 
 def report(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Folder of a training run, finished or not, or a model.")],
+    file: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="A model, or folders of training runs, finished or not.")
+    ],
     *,
     output: Annotated[
         Path | None,
@@ -207,37 +209,55 @@ def report(
     follow_links: Annotated[
         bool, typer.Option("--follow-links", help="Follow symlinks that point outside the folder.")
     ] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve the page on this machine while the run goes on; Ctrl-C stops.")
+    ] = False,
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port of --live; 0: a free one.")] = 0,
 ) -> None:
-    """Write a self-contained HTML report about a training run or a model.
+    """Write a self-contained HTML report about training runs or a model.
 
-    Training run: result, curves, configuration, provenance; a .png contains only the curves and needs matplotlib.
-    Model: dimensions, dtypes, the values of every layer, tokenizer, provenance.
+    Training run: result, curves, samples, configuration, provenance; a .png contains only the curves and needs
+    matplotlib. Several runs are drawn over each other. Model: dimensions, dtypes, the values of every layer, metadata,
+    tokenizer, memory by context length, provenance.
 
     \b
     apr report run
     apr report run -o page.html
     apr report run -o curves.png --force
+    apr report run run2 -o both.html
+    apr report run --live
     apr report model.gguf -o page.html
     apr report run --json
     """
     from aprfmt.formats import detect
     from aprfmt.inspection.run_report import is_run
 
-    if is_run(Path(file)):
-        body = aprfmt.report(file, output, force=force)
-        out.result(body, _run_report(cast("RunReport", body), output))
+    if port and not live:
+        raise UsageError("--port needs --live")
+    if len(file) > 1 or live or is_run(Path(file[0])):
+        body = aprfmt.report(file, output, force=force, live=live, port=port, log=out.progress_line)
+        out.result(body, _run_reports(body, output))
         return
     if output is None and out.mode != "json":
-        detect(file)  # report an unreadable model first
+        detect(file[0])  # report an unreadable model first
         raise UsageError("a model's report is an HTML page", hint="add -o page.html, or see apr inspect")
     with progress_bar("reading") as progress:
-        body = aprfmt.report(file, output, force=force, follow_links=follow_links, progress=progress)
+        body = aprfmt.report(file[0], output, force=force, follow_links=follow_links, progress=progress)
     count = cast("int", body["tensor_count"])
     name = out.style(printable(str(output)), "bold")
     out.result(body, [f"{out.style('wrote', 'green')} {name}", f"  {body['format']}, {plural(count, 'tensor')}"])
 
 
-def _run_report(body: RunReport, output: Path | None) -> Iterator[str]:
+def _run_reports(body: Mapping[str, object], output: Path | None) -> Iterator[str]:
+    """The summary of each run, then the page."""
+    bodies = cast("Sequence[RunReport]", body.get("runs", [body]))
+    for each in bodies:
+        yield from _run_report(each)
+    if output is not None:
+        yield from pairs([("wrote", str(output))])
+
+
+def _run_report(body: RunReport) -> Iterator[str]:
     from aprfmt.inspection.run_page import STATUS, damage_text, sentence, title
 
     words, _ = STATUS[body["status"]]
@@ -258,6 +278,4 @@ def _run_report(body: RunReport, output: Path | None) -> Iterator[str]:
     rows += [("damaged", printable(damage_text(row))) for row in body["damaged"]]
     if body["skipped_lines"]:
         rows.append(("damaged lines", f"{body['skipped_lines']}, skipped"))
-    if output is not None:
-        rows.append(("wrote", str(output)))
     yield from pairs(rows)

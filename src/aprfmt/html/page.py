@@ -15,6 +15,9 @@ from typing import Any
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
+LIVE_POLICY = f"{_POLICY}; connect-src 'self'"
+"""The Content-Security-Policy of a page that is served: it may ask its own server."""
+
 Tone = tuple[str, str]
 """Words and their colour: "good", "bad", "warn" or "" for none."""
 
@@ -48,9 +51,10 @@ def text(value: object) -> str:
     return escape("".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in words))
 
 
-def page(title: str, parts: Iterable[str]) -> str:
-    """A whole document with `parts` in its body."""
-    return _piece("page", title, _POLICY, _read("page.css"), _read("page.js"), [part for part in parts if part])
+def page(title: str, parts: Iterable[str], *, live: bool = False) -> str:
+    """A whole document with `parts` in its body; a `live` one asks the server that it came from for newer parts."""
+    code = _read("page.js") + (f"\n{_read('live.js')}" if live else "")
+    return _piece("page", title, LIVE_POLICY if live else _POLICY, _read("page.css"), code, [p for p in parts if p])
 
 
 def headline(words: str, pill: Tone | None = None) -> str:

@@ -37,6 +37,7 @@ class RunReport(TypedDict):
         curves: columns of the logged steps, by name.
         damaged: newer checkpoints that a resumed run could not go on from: `checkpoint`, `reason`, and where it did.
         failed_saves, checkpoints: step and at_tokens; the error, or bytes, seconds, time, best.
+        samples: of each evaluation `step`, `at_tokens` and `samples`: prompt and text.
         changed: name, value and default of the fields that are not at their defaults.
         lineage: hashes of what the run is made of.
     """
@@ -73,6 +74,7 @@ class RunReport(TypedDict):
     environment: JsonObject
     versions: JsonObject
     lineage: JsonObject
+    samples: list[dict[str, Any]]
     skipped_lines: int
 
 
@@ -138,12 +140,17 @@ def damage_text(row: Mapping[str, Any]) -> str:
 
 def html(body: RunReport) -> str:
     """The page of a run."""
+    return page(*run_parts(body))
+
+
+def run_parts(body: RunReport) -> tuple[str, list[str]]:
+    """The title and the parts of the page of a run."""
     figures = [draw(chart) for chart in charts(body)]
     parts = [*_head(body), _tiles(body), heading("Metrics by tokens"), _notes(body), grid(figures)]
     point = " Hover over a curve, or use the arrow keys, to read values." if any(figures) else ""
     said = f"Report of {body['folder']}{_heard(body)}.{point}"
-    parts += [*_tables(body), *_origin(body), f"<footer>{paragraph(said)}</footer>"]
-    return page(f"{title(body)}: {sentence(body)}", parts)
+    parts += [*_samples(body), *_tables(body), *_origin(body), f"<footer>{paragraph(said)}</footer>"]
+    return f"{title(body)}: {sentence(body)}", parts
 
 
 def title(body: RunReport) -> str:
@@ -236,6 +243,29 @@ def _results(body: RunReport) -> Iterator[tuple[str, str, str, str]]:
             note += f"; teacher {latest['teacher_ce']:.4g}" if key == "ce" and latest["teacher_ce"] else ""
             tone = "good" if (moved > 0) == is_share and moved else "bad" if moved else ""
         yield label, f"{value:.1%}" if is_share else f"{value:.4g}", note, tone
+
+
+def _samples(body: RunReport) -> Iterator[str]:
+    """What the student wrote at the evaluations, the latest first."""
+    if not body["samples"]:
+        return
+    yield heading("Samples of the student's text")
+
+    def rows(found: Mapping[str, Any]) -> str:
+        cells = [[sample["prompt"], sample["text"]] for sample in found["samples"]]
+        return table(
+            ["prompt (held-out)", "greedy continuation"],
+            cells,
+            code="prompt (held-out)|greedy continuation",
+            stack=True,
+        )
+
+    *earlier, last = body["samples"]
+    yield paragraph(f"Step {last['step']:,.0f}") + rows(last)
+    yield fold(
+        f"{len(earlier)} earlier",
+        "".join(paragraph(f"Step {each['step']:,.0f}") + rows(each) for each in earlier[::-1]),
+    )
 
 
 def _notes(body: RunReport) -> str:

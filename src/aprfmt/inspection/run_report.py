@@ -39,6 +39,7 @@ SCORES = ("ce", "perplexity", "accuracy", "kl", "agreement", "teacher_ce")
 _SHARES = ("accuracy", "agreement")
 _ENDS = ("done", "interrupted", "failed")
 _COLD = 2  # first steps of a process, which compile, so their speed means nothing
+_SAMPLED, _SAMPLES, _SAMPLE_CHARS = 40, 8, 600  # evaluations, samples of each, characters
 _ABSURD = 1e100  # no run counts or measures so much, and sums of such numbers overflow
 
 
@@ -162,6 +163,7 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
             "overrides": metadata.get("overrides") or None,
             "schema": metadata.get("schema"),
         },
+        "samples": _samples(of.get("samples", []), at),
         "skipped_lines": skipped,
     }
 
@@ -254,6 +256,20 @@ def _checkpoints(
             "best": bool(event.get("best")),
         }
         for _, event in _by_step([*known, *events])
+    ]
+
+
+def _samples(events: Iterable[JsonObject], at: Callable[[float], float]) -> list[dict[str, Any]]:
+    """The samples of the latest evaluations; texts of any length are cut."""
+    return [
+        {
+            **_place(event, at),
+            "samples": [
+                {key: str(sample.get(key) or "")[:_SAMPLE_CHARS] for key in ("prompt", "text")}
+                for sample in _objects(event.get("samples"))[:_SAMPLES]
+            ],
+        }
+        for _, event in _by_step(events)[-_SAMPLED:]
     ]
 
 
