@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import browser
 import pytest
 import sample_pages
+
+import aprfmt
+from aprfmt.tokenizer.encoding import load, tokenizer_json
 
 pytestmark = pytest.mark.skipif(browser.PROGRAM is None, reason="needs Chromium, as Debian's chromium-headless-shell")
 
@@ -114,9 +118,26 @@ def test_the_box_finds_what_the_document_does_not_show(chromium: browser.Browser
     chromium.write("blk.2999.")
     assert chromium.run("document.querySelector('tbody tr:not([hidden])').textContent") == "blk.2999.ffn_up.weight2999"
     chromium.run("const i = document.querySelector('input'); i.value = 'ffn'; i.dispatchEvent(new Event('input'))")
-    assert chromium.run("document.querySelector('.search output').textContent") == "3,000 found, the first 205 shown"
+    assert chromium.run("document.querySelector('.search output').textContent") == "3,000 found, the first 200 shown"
     chromium.run("i.value = ''; i.dispatchEvent(new Event('input'))")
     assert chromium.run(count) == 5
+    button = "document.querySelector('button.more')"
+    chromium.run(f"{button}.click()")
+    assert (chromium.run(count), chromium.run(f"{button}.textContent")) == (205, "Show 200 more")
+    assert chromium.run("document.querySelector('.search output').textContent") == "205 of 3,000 shown"
+
+
+def test_a_title_sorts_what_the_document_does_not_show(chromium: browser.Browser, tmp_path: Path) -> None:
+    from aprfmt.html.page import page, table
+
+    rows = [[f"t{i}", str(i)] for i in range(500)]
+    words = page("t", [table(["tensor", "n"], rows, right="n", search="tensors", shown=3, sortable=True)])
+    (tmp_path / "many.html").write_text(words)
+    chromium.open(tmp_path / "many.html")
+    chromium.run("$all('th')[1].click()")
+    assert chromium.run("$all('tbody tr').map(r => r.cells[0].textContent)") == ["t499", "t498", "t497"]
+    chromium.run("$all('th')[1].click()")
+    assert chromium.run("$all('tbody tr').map(r => r.cells[0].textContent)") == ["t0", "t1", "t2"]
 
 
 def test_keys_move_along_a_curve_and_over_a_map(chromium: browser.Browser, pages: dict[str, Path]) -> None:
@@ -160,3 +181,46 @@ def test_a_column_is_sorted_by_sizes_not_by_letters(chromium: browser.Browser, p
     units = {"B": 1, "KiB": 2**10, "MiB": 2**20}
     values = [float(n.replace(",", "")) * units[unit] for n, unit in (size.split() for size in sizes)]
     assert values == sorted(values, reverse=True)
+
+
+def test_a_page_tokenizes_what_is_typed(chromium: browser.Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["model"])
+    said = "document.querySelector('.explorer output').textContent"
+    _wait(lambda: "tokens" in chromium.run(said))
+    chromium.run("const field = document.querySelector('textarea'); field.value = ''; field.focus()")
+    chromium.write("the<|im_end|> and\u00e9")
+    shown = "$all('.tokens span').map(e => [+e.dataset.id, e.textContent])"
+    _wait(lambda: ", 18 characters" in chromium.run(said))
+    ids = [i for i, _ in chromium.run(shown)]
+    with aprfmt.open(pages["model"].parent / "m.gguf") as model:
+        assert model.tokenizer is not None
+        wanted = load(tokenizer_json(model.tokenizer)).encode(["the<|im_end|> and\u00e9"])[0].ids
+    assert ids == wanted
+    words = [words for _, words in chromium.run(shown)]
+    assert "<|im_end|>" in words
+    assert words[-2:] == ["\\xc3", "\\xa9"], "half a character is shown as its byte"
+
+
+def test_the_slider_adds_the_cache(chromium: browser.Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["model"])
+    said = "document.querySelector('.memory output').textContent"
+    assert chromium.run(said).startswith("256 tokens: ")
+    assert "KV cache 64.0 KiB" in chromium.run(said), "256 positions x 2 layers x 64 values x 2 bytes"
+    change = "const k = document.querySelector('.memory select'); k.value = 'f32'; k.dispatchEvent(new Event('input'))"
+    chromium.run(change)
+    assert "KV cache 128 KiB" in chromium.run(said)
+
+
+def test_the_page_of_a_model_is_short_on_a_phone(chromium: browser.Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["model"], width=390)
+    assert chromium.run("document.documentElement.scrollHeight") < 5000
+    chromium.run("$all('details').forEach(e => e.open = true)")
+    assert chromium.run("document.documentElement.scrollWidth") <= 390
+    assert chromium.run("$all('.tree details').length") > 0
+
+
+def _wait(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)

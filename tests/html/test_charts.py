@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from pages import Page
 
 from aprfmt.html.charts import HEIGHT, WIDTH, Bar, Chart, Mark, Series, bars, draw, histograms, thin
-from aprfmt.html.heatmaps import Cell, Legend, Scale, heat_map
+from aprfmt.html.heatmaps import Cell, Legend, against_median, heat_map
 from aprfmt.html.page import page, table, text
 
 
@@ -104,14 +105,14 @@ def test_a_heat_map_needs_rows_and_columns() -> None:
     assert 'aria-label="' + "a" * 50 + ': w … v"' in text
 
 
-def test_a_scale_begins_at_zero_and_spans_decades_by_logarithms() -> None:
-    near = Scale.of([0.0785, 0.0818])
-    assert near.strength(0.0785) > 0.95, "values that are all but equal look all but equal"
-    assert (near.legend.ramp, near.legend.note) == (("0", "0.0818"), "")
-    far = Scale.of([0.01, 0.1, 1.0, 0.0])
-    assert [far.strength(v) for v in (0.0, 0.01, 0.1, 1.0)] == pytest.approx([0, 0, 0.5, 1])
-    assert far.legend.note == "log scale"
-    assert Scale.of([]).strength(0.0) == Scale.of([0.0]).strength(0.0) == 0.0
+def test_a_square_is_coloured_by_its_distance_from_what_is_normal() -> None:
+    assert against_median([1.0, 1.0, 2.0, 4.0, 0.5]) == [
+        (0.0, 0, 1.0), (0.0, 0, 1.0), (0.5, 0, 2.0), (1.0, 0, 4.0), (0.5, 1, 0.5),
+    ]  # fmt: skip
+    assert against_median([3.0, 3.0, 48.0])[2][:2] == (1.0, 0), "fourfold and more have full colour"
+    assert against_median([0.0, 0.0, 5.0]) == [(0.0, 0, 1.0), (0.0, 0, 1.0), (1.0, 0, math.inf)]
+    assert against_median([2.0, 2.0, 0.0])[2] == (1.0, 1, 0.0)
+    assert against_median([]) == []
 
 
 def test_a_legend_says_what_is_smoothed_and_over_which_scale() -> None:

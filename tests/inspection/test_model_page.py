@@ -18,7 +18,7 @@ from pages import Page
 import aprfmt
 from aprfmt.cli.main import run as apr
 from aprfmt.codecs.values import Histogram
-from aprfmt.inspection.model_page import html, survey
+from aprfmt.inspection.model_page import _example, html, survey
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 Write = Callable[..., Path]
@@ -78,7 +78,7 @@ def test_layers_stand_in_their_order_and_gaps_show(write: Write, arrays: Arrays)
     path = write(arrays)
     with aprfmt.open(path) as model:
         text = html(survey(model))
-    found = re.findall(r"layer (\d+) mlp.up_proj.weight: ([\d.]+)<", text)
+    found = re.findall(r"<title>layer (\d+) mlp.up_proj.weight: ([\d.]+), ", text)
     assert [n for n, _ in found if n != "0"] == ["2", "10", "2", "10"]
     assert ("10", "10") in found, "the largest magnitude"
     assert text.count('class="cell none"') == 3 * 2 * 8, "the other kinds are only in layer 0"
@@ -89,8 +89,8 @@ def test_experts_share_a_square(write: Write, arrays: Arrays) -> None:
         arrays[f"model.layers.0.mlp.experts.{expert}.up_proj.weight"] = np.full((4, 4), value, "f4")
     with aprfmt.open(write(arrays)) as model:
         text = html(survey(model))
-    assert "layer 0 mlp.experts.*.up_proj.weight: 3<" in text, "the largest magnitude of all"
-    assert "layer 0 mlp.experts.*.up_proj.weight: 0<" in text, "the mean spread"
+    assert "layer 0 mlp.experts.*.up_proj.weight: 3, 1 of" in text, "the largest magnitude of all"
+    assert "layer 0 mlp.experts.*.up_proj.weight: 0, 1 of" in text, "the mean spread"
 
 
 def test_values_that_are_not_finite_are_told(write: Write, arrays: Arrays) -> None:
@@ -152,3 +152,29 @@ def test_no_page_shows_what_a_link_leads_to(tmp_path: Path) -> None:
     assert apr(command) == 5
     assert not (tmp_path / "p.html").exists()
     assert apr([*command, "--follow-links"]) == 0
+
+
+def test_every_key_the_modules_and_a_conversation_are_shown(tiny: Path) -> None:
+    with aprfmt.open(tiny) as model:
+        page, keys = Page(html(survey(model))), list(model.metadata)
+    assert f"{len(keys)} keys as stored" in page.text
+    for key in keys:
+        assert key in page.text or key in json.dumps(page.tags["div"])
+    assert "blk.0\N{EN DASH}1 (2 \N{MULTIPLICATION SIGN})" in page.text
+    assert "<|im_start|>user\nWhat is the capital of France?<|im_end|>" in page.text
+    assert page.text.count("<|im_start|>assistant") >= 2, "an answer is to follow"
+
+
+def test_a_template_that_refuses_is_shown_with_its_reason(tiny: Path) -> None:
+    with aprfmt.open(tiny) as model:
+        assert model.tokenizer is not None
+        no_system = "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}"
+        for source, words in (
+            ("{{ raise_exception('none') }}", "none"),
+            (f"{no_system}{{{{ messages[0].content }}}}", "What is the capital"),
+            ("{% if %}", "cannot be rendered"),
+        ):  # fmt: skip
+            example = _example(replace(model.tokenizer, chat_template=source))
+            assert example is not None
+            assert words in f"{example.text}{example.error}"
+        assert _example(replace(model.tokenizer, chat_template="chatml")) is None

@@ -1,16 +1,14 @@
-"""Heat maps: a row of squares for each kind of tensor, one colour scale for the whole map."""
+"""Heat maps: a row of squares for each kind of tensor."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from aprfmt.html.page import text
-from aprfmt.text import format_number
 
-_LOG_RATIO = 30.0
-"""Positive values that span more than this are coloured by their logarithms."""
 _TICKS = 16
 _LABEL_CHARS = 36
 
@@ -24,33 +22,18 @@ class Cell:
     colour: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """From values to strengths of a colour, the same for every square of a map."""
+def against_median(values: Sequence[float]) -> list[tuple[float, int, float]]:
+    """(strength, colour, ratio) of each value against the median of all: full colour from a quarter and fourfold on.
 
-    low: float
-    high: float
-    is_log: bool
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Scale:
-        """From zero to the largest of `values`, none negative; where they span much, from the least, by logarithms."""
-        positive = [value for value in values if value > 0]
-        low, high = min(positive, default=0.0), max(positive, default=0.0)
-        is_log = low > 0 and high / low > _LOG_RATIO
-        return cls(low if is_log else 0.0, high, is_log)
-
-    def strength(self, value: float) -> float:
-        """Of 0 to 1."""
-        if self.is_log:
-            return math.log(value / self.low) / math.log(self.high / self.low) if value > 0 else 0.0
-        return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
-
-    @property
-    def legend(self) -> Legend:
-        """The scale as a ramp between its ends."""
-        note = "log scale" if self.is_log else ""
-        return Legend(ramp=(format_number(self.low), format_number(self.high)), note=note)
+    Colour 0 is above the median, 1 below. Where the median is not positive, only other values have a colour.
+    """
+    middle = median(values) if values else 0.0
+    found = []
+    for value in values:
+        ratio = value / middle if middle > 0 else 1.0 if value == middle else math.inf
+        far = abs(math.log2(ratio)) if 0 < ratio < math.inf else 2.0
+        found.append((min(1.0, far / 2), int(ratio < 1), ratio))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,74 @@ const short = (v, units) => {
 const put = (v, k) => v == null ? "–" : k == "percent" ? (100 * v).toFixed(1) + " %"
   : k == "count" ? short(v, [[1e12, " T"], [1e9, " B"], [1e6, " M"], [1e3, " K"]])
   : short(v, [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]);
+const number = v => /^[-−]?[\d.,]+(e[-+]?\d+)?( [%\w]+)?$/i.test(v) ? parseFloat(v.replaceAll(",", "").replace("−", "-")) : NaN;
+const UNITS = {KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40};
+const worth = v => v == "–" ? -Infinity : v == "∞" ? Infinity : number(v) * (UNITS[v.split(" ")[1]] || 1);
+// The rows of a table: sorted by a title, filtered by the box before it, as many shown as were before.
+const rowsOf = t => {
+  const [head, ...first] = t.rows, body = first[0].parentNode, box = t.closest?.(".card")?.previousElementSibling;
+  const s = box?.matches(".search") ? box : null, [kinds, more] = s?.dataset.more ? JSON.parse(s.dataset.more) : [[], []];
+  const all = [...first.map(row => ({row, words: [...row.cells].map(cell => cell.textContent.trim())})), ...more.map(words => ({words}))];
+  const titles = [...head.cells].map(cell => cell.textContent), stacks = first[0].cells[0].dataset?.title !== undefined;
+  const said = s?.querySelector("output"), before = said?.textContent, MOST = 200;
+  let query = [], order = null, most = first.length;
+  const made = record => {
+    if (record.row) return record.row;
+    record.row = document.createElement("tr");
+    record.words.forEach((words, i) => {
+      const cell = record.row.insertCell();
+      cell.textContent = words;
+      if (kinds[i]) cell.className = kinds[i];
+      if (stacks) cell.dataset.title = titles[i];
+    });
+    return record.row;
+  };
+  const isNumber = i => kinds[i] == "n" || first[0].cells[i].className == "n";
+  const button = more.length ? document.createElement("button") : null;
+  const show = () => {
+    let found = all;
+    if (query.length) found = all.filter(r => {
+      const text = r.words.filter((words, i) => !isNumber(i)).join(" ").toLowerCase();
+      return query.every(word => text.includes(word));
+    });
+    if (order) found = [...found].sort((p, q) => {
+      const [i, sign] = order, a = p.words[i], b = q.words[i], m = worth(a), n = worth(b);
+      return sign * (isNaN(m) || isNaN(n) ? a.localeCompare(b) : m < n ? -1 : m > n ? 1 : 0);
+    });
+    const limit = query.length ? Math.max(most, MOST) : most;
+    body.replaceChildren(...found.slice(0, limit).map(made));
+    if (button) { button.hidden = found.length <= limit; button.textContent = "Show " + Math.min(MOST, found.length - limit) + " more"; }
+    if (said) said.textContent = query.length ? found.length.toLocaleString("en") + " found"
+      + (found.length > limit ? ", the first " + limit.toLocaleString("en") + " shown" : "")
+      : most > first.length ? Math.min(most, all.length).toLocaleString("en") + " of " + all.length.toLocaleString("en") + " shown" : before;
+  };
+  if (s) {
+    said.setAttribute("aria-live", "polite");
+    s.querySelector("input").addEventListener("input", e => {
+      query = e.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+      show();
+    });
+  }
+  if (button) {
+    button.className = "more";
+    button.type = "button";
+    button.addEventListener("click", () => { most += MOST; show(); });
+    t.closest(".card").after(button);
+    show();
+  }
+  if (t.classList.contains("sortable")) [...head.cells].forEach((cell, i) => {
+    cell.tabIndex = 0;
+    const sort = () => {
+      const up = cell.ariaSort == "descending";
+      for (const other of head.cells) other.ariaSort = "none";
+      cell.ariaSort = up ? "ascending" : "descending";
+      order = [i, up ? 1 : -1];
+      show();
+    };
+    cell.addEventListener("click", sort);
+    cell.addEventListener("keydown", e => { if (e.key == "Enter" || e.key == " ") { e.preventDefault(); sort(); } });
+  });
+};
 const bind = root => {
   for (const f of root.querySelectorAll("figure[data-chart]")) {
     const d = JSON.parse(f.dataset.chart), svg = f.querySelector("svg"), first = d.s[0];
@@ -61,56 +129,10 @@ const bind = root => {
       });
     });
   }
-  for (const t of root.querySelectorAll("table.sortable")) {
-    const [head, ...rows] = t.rows, value = (row, i) => row.cells[i].textContent.trim(), body = rows[0].parentNode;
-    const number = v => /^[-−]?[\d.,]+(e[-+]?\d+)?( [%\w]+)?$/i.test(v) ? parseFloat(v.replaceAll(",", "").replace("−", "-")) : NaN;
-    const scale = {KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40};
-    const unit = v => scale[v.split(" ")[1]] || 1;
-    [...head.cells].forEach((cell, i) => {
-      cell.tabIndex = 0;
-      const sort = () => {
-        const up = cell.ariaSort == "descending", sign = up ? 1 : -1;
-        for (const other of head.cells) other.ariaSort = "none";
-        cell.ariaSort = up ? "ascending" : "descending";
-        const worst = v => v == "–" ? -Infinity : v == "∞" ? Infinity : number(v) * unit(v);
-        const all = body.rows ? [...body.rows] : rows;
-        all.sort((p, q) => {
-          const a = value(p, i), b = value(q, i), m = worst(a), n = worst(b);
-          return sign * (isNaN(m) || isNaN(n) ? a.localeCompare(b) : m < n ? -1 : m > n ? 1 : 0);
-        });
-        body.append(...all);
-      };
-      cell.addEventListener("click", sort);
-      cell.addEventListener("keydown", e => { if (e.key == "Enter" || e.key == " ") { e.preventDefault(); sort(); } });
-    });
-  }
-  for (const s of root.querySelectorAll(".search")) {
-    const input = s.querySelector("input"), said = s.querySelector("output"), before = said.textContent;
-    const body = s.nextElementSibling.querySelector("tbody"), MOST = 200;
-    const titles = [...body.rows[0].cells].map(cell => cell.dataset.title);
-    const [kinds, more] = s.dataset.more ? JSON.parse(s.dataset.more) : [[], []];
-    let added = [];
-    said.setAttribute("aria-live", "polite");
-    input.addEventListener("input", () => {
-      const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-      const fits = text => words.every(word => text.toLowerCase().includes(word));
-      added.forEach(row => row.remove());
-      let n = 0;
-      for (const row of body.rows) n += !(row.hidden = !fits([...row.cells].filter(cell => cell.className != "n").map(cell => cell.textContent).join(" ")));
-      const found = words.length ? more.filter(cells => fits(cells.filter((cell, i) => kinds[i] != "n").join(" "))) : [];
-      added = found.slice(0, MOST).map(cells => {
-        const row = document.createElement("tr");
-        cells.forEach((words, i) => { const cell = row.insertCell(); cell.textContent = words; if (kinds[i]) cell.className = kinds[i];
-          if (titles[i]) cell.dataset.title = titles[i]; });
-        return row;
-      });
-      body.append(...added);
-      const rest = found.length > MOST ? ", the first " + (n + MOST).toLocaleString("en") + " shown" : "";
-      said.textContent = words.length ? (n + found.length).toLocaleString("en") + " found" + rest : before;
-    });
-  }
+  for (const t of root.querySelectorAll("table.sortable,.search+.card table")) rowsOf(t);
 };
 bind(document);
+if (globalThis.matchMedia?.("(max-width:600px)").matches) for (const d of document.querySelectorAll("details.wide")) d.open = false;
 let closed = [];
 addEventListener("beforeprint", () => {
   closed = [...document.querySelectorAll("details:not([open])")];

@@ -51,9 +51,13 @@ def text(value: object) -> str:
     return escape("".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in words))
 
 
-def page(title: str, parts: Iterable[str], *, live: bool = False) -> str:
-    """A whole document with `parts` in its body; a `live` one asks the server that it came from for newer parts."""
-    code = _read("page.js") + (f"\n{_read('live.js')}" if live else "")
+def page(title: str, parts: Iterable[str], *, live: bool = False, viewer: bool = False) -> str:
+    """A whole document with `parts` in its body.
+
+    A `live` one asks the server that it came from for newer parts; one with a `viewer` has an explorer or a slider.
+    """
+    scripts = ["page.js", *(["live.js"] if live else []), *(["viewer.js"] if viewer else [])]
+    code = "\n".join(map(_read, scripts))
     return _piece("page", title, LIVE_POLICY if live else _POLICY, _read("page.css"), code, [p for p in parts if p])
 
 
@@ -124,9 +128,34 @@ def facts(rows: Iterable[tuple[str, str]]) -> str:
     return _piece("facts", found) if found else ""
 
 
-def fold(words: str, inner: str) -> str:
-    """`inner` behind a line that opens it."""
-    return _piece("fold", words, inner) if inner else ""
+def fold(words: str, inner: str, *, wide: bool = False) -> str:
+    """`inner` behind a line that opens it; `wide`: closed on a phone only."""
+    return _piece("fold", words, inner, wide) if inner else ""
+
+
+def code(words: str) -> str:
+    """Text as it is, in a card."""
+    return _piece("code", words) if words else ""
+
+
+def branch(label: str, what: str, inner: str = "") -> str:
+    """A node of a tree, which opens if it has an `inner`."""
+    return _piece("branch", label, what, inner)
+
+
+def branches(inner: str) -> str:
+    """The nodes of a tree, in a card."""
+    return _piece("branches", inner) if inner else ""
+
+
+def explorer(spec: str, example: str) -> str:
+    """A field whose text the page tokenizes: viewer.js; `spec` is JSON of inspection/token_explorer.py."""
+    return _piece("explorer", spec, example)
+
+
+def memory_slider(data: str, kinds: Sequence[str]) -> str:
+    """A slider of the context length and a choice of the KV cache's type: viewer.js; `data` is JSON."""
+    return _piece("memory", data, kinds)
 
 
 def grid(pieces: Iterable[str]) -> str:

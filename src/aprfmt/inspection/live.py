@@ -13,8 +13,8 @@ from aprfmt.errors import RefusedError, StorageError
 from aprfmt.html.page import LIVE_POLICY, page
 from aprfmt.inspection.run_page import RunReport
 from aprfmt.inspection.run_report import FILE, METADATA, summarise
-from aprfmt.inspection.runs import state_of
 from aprfmt.inspection.runs_page import runs_parts
+from aprfmt.io.system import is_locked
 
 _HOST = "127.0.0.1"
 _REST = 4  # times as long as a drawing takes nothing is drawn
@@ -35,7 +35,7 @@ class LivePage:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
         self._lock = threading.Lock()
-        self._marks: list[tuple[int, int]] = []
+        self._marks: list[object] = []
         self._wait_until = 0.0
         self._title, self._parts = "", ""
         self.bodies: list[RunReport] = []
@@ -44,11 +44,11 @@ class LivePage:
         self.update(always=True)
 
     def update(self, *, always: bool = False) -> None:
-        """Draws the page again if a run has written, unless that takes most of the time; `always`: at once."""
+        """Draws the page again if a run has written or ended, unless that takes most of the time; `always`: at once."""
         with self._lock:
-            running = [state_of(folder, body) == "running" for folder, body in self._known()]
-            marks = [_mark(folder / name) for folder in self._folders for name in (FILE, METADATA)]
-            ended = self.is_running and not any(running) and bool(self.bodies)
+            locked = [is_locked(folder) for folder in self._folders]
+            marks = [locked, [_mark(folder / name) for folder in self._folders for name in (FILE, METADATA)]]
+            ended = self.is_running and not any(lock is not False for lock in locked)
             if marks != self._marks and (always or ended or time.monotonic() >= self._wait_until):
                 began = time.monotonic()
                 self.bodies = [summarise(folder) for folder in self._folders]
@@ -56,11 +56,7 @@ class LivePage:
                 self._title, self._parts = title, "\n".join(part for part in parts if part)
                 self._marks, now = marks, time.monotonic()
                 self._wait_until = now + _REST * (now - began)
-                running = [state_of(folder, body) == "running" for folder, body in self._known()]
-            self.is_running = any(running)
-
-    def _known(self) -> list[tuple[Path, RunReport]]:
-        return list(zip(self._folders, self.bodies, strict=False))
+                self.is_running = any(body["status"] == "running" for body in self.bodies)
 
     def answer(self, path: str, tag: str) -> tuple[int, str, dict[str, str]]:
         """Status, text and headers for a request; `tag` is the ETag that the browser has."""

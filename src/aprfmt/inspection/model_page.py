@@ -11,20 +11,41 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
 from aprfmt.codecs.values import Histogram
-from aprfmt.errors import ChangedError, CorruptError, UnsupportedError
+from aprfmt.errors import AprError, ChangedError, CorruptError, RefusedError, UnsupportedError
 from aprfmt.html.charts import histograms
-from aprfmt.html.heatmaps import Cell, Legend, Scale, heat_map
-from aprfmt.html.page import facts, fold, grid, heading, headline, page, paragraph, table, tiles
-from aprfmt.inspection.describe import DIMS, Inspection, describe
+from aprfmt.html.heatmaps import Cell, Legend, against_median, heat_map
+from aprfmt.html.page import (
+    branch,
+    branches,
+    code,
+    explorer,
+    facts,
+    fold,
+    grid,
+    heading,
+    headline,
+    memory_slider,
+    page,
+    paragraph,
+    table,
+    tiles,
+)
+from aprfmt.inspection.describe import DIMS, Inspection, StoredKey, describe, stored_keys
 from aprfmt.inspection.layers import Layers, by_layer
+from aprfmt.inspection.memory_table import KV_BYTES, ModelMemory, model_memory
 from aprfmt.inspection.stats import Stats, blocks
+from aprfmt.inspection.token_explorer import TokenExplorer, token_explorer
+from aprfmt.inspection.tree import Tree, tree_of
 from aprfmt.io.pipe import Progress
 from aprfmt.model import Model, Tensor
 from aprfmt.text import format_bytes, format_count, format_shape, plural
+from aprfmt.tokenizer.chat_format import template_of
+from aprfmt.tokenizer.model import Tokenizer
 
 _MAX_VALUE_CHARS = 600
-_SHOWN_ROWS = 500
-"""Rows of tensors in the document: its search box finds the others too."""
+_SHOWN_ROWS, _SHOWN_KEYS = 40, 20
+"""Rows of tensors and of keys that are shown at first; search, sorting and a button have the others."""
+_SENTENCE = "The quick brown fox, aged 27, doesn't jump over 12,345 lazy dogs. def f(x):\n    return x"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +66,42 @@ class TensorValues:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelView:
+    """What a page shows of a model beside its values.
+
+    Attributes:
+        keys: every metadata key as stored.
+        tree: the modules.
+        memory: None if the KV cache is unknown.
+        example: a conversation rendered by the chat template, or why that failed; None without a template.
+        explorer: None without a tokenizer.
+    """
+
+    keys: Sequence[StoredKey]
+    tree: Tree
+    memory: ModelMemory | None
+    example: RenderedExample | None
+    explorer: TokenExplorer | None
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedExample:
+    """The text that a chat template makes of EXAMPLE; `error` if it refuses it."""
+
+    text: str
+    error: str | None = None
+
+
+EXAMPLE = (
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "What is the capital of France?"},
+    {"role": "assistant", "content": "Paris."},
+    {"role": "user", "content": "And of Italy?"},
+)
+"""The conversation that a chat template is shown with; without its system message where that is refused."""
+
+
+@dataclass(frozen=True, slots=True)
 class Survey:
     """What `apr inspect --json` says of a model, and the values of every tensor."""
 
@@ -53,6 +110,7 @@ class Survey:
     chat_template: str | None
     lineage: object
     tensors: list[TensorValues]
+    view: ModelView
 
     def to_json(self) -> dict[str, object]:
         """The JSON object of `apr report MODEL`."""
@@ -77,7 +135,27 @@ def survey(model: Model, progress: Progress | None = None) -> Survey:
         template = tokenizer.chat_template
         for name, i in tokenizer.special.items():
             tokens[name] = f"{i} {tokenizer.tokens[i]!r}" if 0 <= i < len(tokenizer.tokens) else str(i)
-    return Survey(describe(model), tokens, template, model.metadata.get("aprfmt.lineage"), rows)
+    view = ModelView(
+        stored_keys(model),
+        tree_of(model, str(model.path)),
+        model_memory(model),
+        _example(tokenizer) if tokenizer is not None else None,
+        token_explorer(tokenizer) if tokenizer is not None else None,
+    )
+    return Survey(describe(model), tokens, template, model.metadata.get("aprfmt.lineage"), rows, view)
+
+
+def _example(tokenizer: Tokenizer) -> RenderedExample | None:
+    template = template_of(tokenizer)
+    if template is None:
+        return None
+    try:
+        try:
+            return RenderedExample(template.render(EXAMPLE))
+        except RefusedError:
+            return RenderedExample(template.render(EXAMPLE[1:]))
+    except AprError as error:
+        return RenderedExample("", error.message)
 
 
 def _read(tensor: Tensor) -> TensorValues:
@@ -107,21 +185,80 @@ def html(found: Survey) -> str:
         ]
         for name, row in dtypes.items()
     ]
-    parts = [*_head(found), _tiles(found, total)]
+    parts = [*_head(found), _tiles(found, total), *_memory(found.view.memory)]
     if rows:
         header = ["dtype", "tensors", "params", "size", "share", "bits/weight"]
         parts.append(heading("Dtypes") + table(header, rows, right="|".join(header[1:]), stack=True))
+    parts += [heading("Modules"), fold("Module tree, identical layers folded", _graph(found.view.tree))]
     if layers:
-        parts += [heading("Layers"), _dtype_map(kinds, layers)]
+        maps = [_dtype_map(kinds, layers)]
         for title, figure in (("Standard deviation of values", _mean_std), ("Largest magnitude", _largest)):
-            parts += _figure_maps(title, figure, kinds, layers)
+            maps.append(_figure_map(title, figure, kinds, layers))
         pictures = [_histograms(kind, of_kind) for kind, of_kind in kinds.items()]
-        parts += [heading("Values by layer, first layer on top"), grid(pictures)]
+        parts += [heading("Layers"), fold("Maps by layer", "\n".join(maps), wide=True)]
+        parts.append(fold("Values by layer, first layer on top", grid(pictures), wide=True))
     if rest:
-        parts += [heading("Values of tensors outside the layers")]
-        parts.append(grid(_histograms(row.tensor.name, {0: [row]}) for row in rest))
-    parts += [*_tensors(found.tensors), *_tokenizer(found), *_provenance(found)]
-    return page(f"{found.inspection.file}: {found.inspection.format}", parts)
+        pictures = [_histograms(row.tensor.name, {0: [row]}) for row in rest]
+        parts.append(fold("Values of tensors outside the layers", grid(pictures), wide=True))
+    parts += [*_tensors(found.tensors), *_tokenizer(found), *_metadata(found.view.keys), *_provenance(found)]
+    return page(f"{found.inspection.file}: {found.inspection.format}", parts, viewer=True)
+
+
+def _memory(memory: ModelMemory | None) -> Iterator[str]:
+    if memory is None:
+        return
+    data = {
+        "weights": memory.weights,
+        "layers": [[row.values, row.window, row.count] for row in memory.layers],
+        "least": min(512, memory.context),
+        "most": memory.context,
+        "types": dict(KV_BYTES),
+    }
+    yield heading("Memory by context length")
+    yield memory_slider(json.dumps(data), list(KV_BYTES))
+    lengths = sorted({memory.context, *(n for n in (2048, 8192, 32_768, 131_072) if n < memory.context)})
+    kinds = ("f16", "q8_0", "q4_0")
+    rows = [
+        [f"{n:,}", *(format_bytes(memory.weights + memory.cache_bytes(n, kind)) for kind in kinds)] for n in lengths
+    ]
+    yield table(
+        ["context", *(f"KV cache {kind}" for kind in kinds)], rows, right="|".join(f"KV cache {k}" for k in kinds)
+    )
+    others = f"; {plural(memory.others, 'layer')} without keys and values not counted" if memory.others else ""
+    yield paragraph(f"Weights and KV cache of one sequence{others}. Compute buffers come on top.")
+
+
+def _graph(tree: Tree) -> str:
+    """The module tree as nested lists that open."""
+    steps = tree.steps()
+    below: dict[int, list[int]] = {}
+    for i, step in enumerate(steps):
+        below.setdefault(step.parent, []).append(i)
+
+    def nodes(parent: int) -> str:
+        return "".join(node(i) for i in below.get(parent, ()))
+
+    def node(i: int) -> str:
+        step, tensor = steps[i], steps[i].node.tensor
+        times = f" ({step.times:,} ×)" if step.times > 1 else ""
+        size = f"{format_count(step.times * step.node.params)}, {format_bytes(step.times * step.node.n_bytes)}"
+        what = f"{tensor.dtype} {format_shape(tensor.shape)}, {size}" if tensor is not None else size
+        return branch((step.label or "(no name)") + times, what, nodes(i))
+
+    return branches(nodes(-1))
+
+
+def _metadata(keys: Sequence[StoredKey]) -> Iterator[str]:
+    """Every key of the file, searchable."""
+    if not keys:
+        return
+    rows = [[key.key, key.type, "" if key.count is None else f"{key.count:,}", _value(key.value)] for key in keys]
+    yield heading("Metadata")
+    header = ["key", "type", "elements", "value"]
+    grid_of = table(
+        header, rows, right="elements", code="value", sortable=True, stack=True, search="keys", shown=_SHOWN_KEYS
+    )
+    yield fold(f"{plural(len(keys), 'key')} as stored", grid_of, wide=True)
 
 
 def _head(found: Survey) -> Iterator[str]:
@@ -178,33 +315,32 @@ def _dtype_map(kinds: Mapping[str, Layers[TensorValues]], layers: Sequence[int])
     return heat_map("Dtypes", squares, [str(layer) for layer in layers], Legend(list(look.items())), "layer")
 
 
-def _figure_maps(
+def _figure_map(
     title: str,
     figure: Callable[[Sequence[TensorValues]], float | None],
     kinds: Mapping[str, Layers[TensorValues]],
     layers: Sequence[int],
-) -> Iterator[str]:
-    """A map of the matrices and one of the vectors, each with one colour scale: norms are not weights."""
-    for name, is_one in (("matrices", False), ("vectors: norms, biases", True)):
-        values = {
-            kind: {layer: value for layer, rows in found.items() if (value := figure(rows)) is not None}
-            for kind, found in kinds.items()
-            if (len(next(iter(found.values()))[0].tensor.shape) < 2) == is_one
-        }
-        scale = Scale.of([value for row in values.values() for value in row.values()])
-        squares = [
-            (
-                kind,
-                [
-                    Cell(scale.strength(row[layer]), f"layer {layer} {kind}: {row[layer]:.4g}")
-                    if layer in row
-                    else Cell(None)
-                    for layer in layers
-                ],
-            )
-            for kind, row in values.items()
-        ]
-        yield heat_map(f"{title}: {name}", squares, [str(layer) for layer in layers], scale.legend, "layer")
+) -> str:
+    """A map whose squares compare each layer with the median of its kind: what is normal for a norm is not for Q."""
+    squares = []
+    for kind, found in kinds.items():
+        values = {layer: value for layer, rows in found.items() if (value := figure(rows)) is not None}
+        marks = dict(zip(values, against_median(list(values.values())), strict=True))
+        cells = []
+        for layer in layers:
+            if layer not in values:
+                cells.append(Cell(None))
+                continue
+            strength, colour, ratio = marks[layer]
+            words = f"layer {layer} {kind}: {values[layer]:.4g}, {ratio:.3g} of the median of its kind"
+            cells.append(Cell(strength, words, colour))
+        squares.append((kind, cells))
+    looks = [
+        ("a quarter or less", Cell(1.0, colour=1)),
+        ("median of its kind", Cell(0.0)),
+        ("fourfold or more", Cell(1.0)),
+    ]
+    return heat_map(title, squares, [str(layer) for layer in layers], Legend(looks), "layer")
 
 
 def _mean_std(rows: Sequence[TensorValues]) -> float | None:
@@ -245,7 +381,8 @@ def _tensors(rows: Sequence[TensorValues]) -> Iterator[str]:
     header = ["tensor", "dtype", "shape", "size", *names, "zeros"]
     right = "|".join(header[3:])
     yield heading("Tensors")
-    yield table(header, cells, right=right, sortable=True, stack=True, search="tensors", shown=_SHOWN_ROWS)
+    rows_of = table(header, cells, right=right, sortable=True, stack=True, search="tensors", shown=_SHOWN_ROWS)
+    yield fold(plural(len(rows), "tensor"), rows_of, wide=True)
 
 
 def _tokenizer(found: Survey) -> Iterator[str]:
@@ -255,7 +392,17 @@ def _tokenizer(found: Survey) -> Iterator[str]:
         yield paragraph("none embedded")
         return
     yield facts((name.replace("_", " "), _number(value)) for name, value in asdict(info).items() if value is not None)
+    view = found.view
+    if view.explorer is not None and view.explorer.data:
+        tried = explorer(view.explorer.data, _SENTENCE)
+        yield fold("Try the tokenizer: type a text (without the special tokens around it)", tried, wide=True)
+    elif view.explorer is not None:
+        yield paragraph(f"No tokenizer explorer: {view.explorer.reason}. apr vocab FILE TEXT tokenizes.")
     yield fold("Special tokens", facts(found.special_tokens.items()))
+    if view.example is not None:
+        said = view.example
+        shown = code(said.text) if said.error is None else paragraph(said.error, "bad")
+        yield fold("A conversation as the chat template renders it", shown, wide=True)
     if found.chat_template:
         yield fold("Chat template", facts([("jinja", found.chat_template)]))
 
@@ -267,7 +414,7 @@ def _provenance(found: Survey) -> Iterator[str]:
         for key, value in found.inspection.metadata.items()
         if key not in shown and not key.startswith("tokenizer.")
     ]
-    yield heading("Provenance and metadata") + facts(rows)
+    yield heading("Provenance") + facts(rows)
     if isinstance(found.lineage, Mapping):
         yield fold("Training lineage", facts((str(k), _value(v)) for k, v in found.lineage.items()))
     yield heading("Checksums") + facts((name, str(state)) for name, state in found.inspection.checksum.items())

@@ -15,7 +15,8 @@ STATUS = {
     "done": ("done", "good"),
     "interrupted": ("stopped by a signal", "warn"),
     "failed": ("failed", "bad"),
-    "running": ("running, or killed", "warn"),
+    "running": ("running", "good"),
+    "killed": ("killed", "bad"),
 }
 """The words for a status, and their tone."""
 
@@ -28,7 +29,7 @@ class RunReport(TypedDict):
     """Everything that a report says; JSON data.
 
     Attributes:
-        status: done, interrupted, failed, or running (or killed: nobody was left to say so).
+        status: done, interrupted, failed, running, or killed: it neither ended nor holds the lock on its folder.
         heard_at: seconds since 1970 of the last line.
         tokens_per_s, mfu, utilisation: medians; memory_bytes is the peak.
         evaluations, resumed: `step`, `at_tokens` and, of an evaluation, SCORES and `scored_tokens`.

@@ -22,7 +22,9 @@ from aprfmt.html.picture import png
 from aprfmt.inspection.run_page import RunReport, charts, html, sentence, title
 from aprfmt.io.jsonx import check_size
 from aprfmt.io.source import is_file
+from aprfmt.io.system import is_locked
 from aprfmt.limits import MAX_REPORTED_BYTES
+from aprfmt.text import first_few
 from aprfmt.types import Json, JsonObject, Numbers
 
 FILE = "metrics.jsonl"
@@ -99,7 +101,13 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
     now = events[begun[-1] :] if begun else events  # of the last process that worked on the run
     start = (of.get("start") or [{}])[-1]
     status, end = metadata.get("status"), next((e for e in now if e.get("event") == "end"), {})
-    seen = "running" if "finished" not in end else "done" if end["finished"] else "interrupted"
+    seen = (
+        ("killed" if is_locked(folder) is False else "running")
+        if "finished" not in end
+        else "done"
+        if end["finished"]
+        else "interrupted"
+    )
     steps = [(n, e) for n, e in _by_step(of.get("step", [])) if number(e.get("tokens")) is not None]
     at = _clock(steps)
     evaluations: list[Numbers] = [
@@ -285,7 +293,9 @@ def _models(metadata: JsonObject, config: JsonObject) -> tuple[dict[str, Any] | 
         **_model(source or student.get("name") or "model", student),
         "made": config.get("student_init") or config.get("shape"),
     }
-    return _model(path, teacher) if path else None, made, short_path(config.get("data"))
+    data = config.get("data")
+    names = [name for path in (data if isinstance(data, list) else [data]) if (name := short_path(path))]
+    return _model(path, teacher) if path else None, made, first_few(names) or None
 
 
 def _model(path: Json, origin: JsonObject) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from aprfmt.errors import AprError, LimitError, NotFoundError, storage_errors
 from aprfmt.formats import path_text
 from aprfmt.inspection.run_page import RunReport
 from aprfmt.inspection.run_report import is_run, summarise
-from aprfmt.io.system import is_locked
 from aprfmt.limits import MAX_RUN_FOLDERS
 from aprfmt.types import PathLike
 
@@ -113,7 +112,7 @@ def _row(path: Path, top: Path) -> RunRow:
     return RunRow(
         path=str(path),
         name=str(path.relative_to(top)) if path != top else path.resolve().name,
-        state=state_of(path, body),
+        state=state_of(body),
         command=body["command"],
         steps=body["steps"],
         total_steps=None if total is None else int(total),
@@ -126,9 +125,6 @@ def _row(path: Path, top: Path) -> RunRow:
     )
 
 
-def state_of(folder: Path, body: RunReport) -> str:
-    """The state of a run, see RunRow: a process that trains holds a lock on its folder, if the disk knows locks."""
-    locked = is_locked(folder)
-    if locked or (locked is None and body["status"] == "running"):
-        return "running"
-    return {"running": "killed", "interrupted": "stopped"}.get(body["status"], body["status"])
+def state_of(body: RunReport) -> str:
+    """The state of a run, see RunRow."""
+    return "stopped" if body["status"] == "interrupted" else body["status"]

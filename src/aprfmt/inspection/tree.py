@@ -10,7 +10,7 @@ from aprfmt import formats
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.errors import UsageError
 from aprfmt.limits import MAX_TREE_DEPTH
-from aprfmt.model import Tensor
+from aprfmt.model import Model, Tensor
 from aprfmt.text import name_filter
 from aprfmt.types import PathLike
 
@@ -129,12 +129,17 @@ def tree(path: PathLike, *, depth: int = 0, filter: str | None = None) -> Tree:
     """
     if type(depth) is not int or depth < 0:
         raise UsageError(f"depth must be a number of levels, 0 or more, not {depth!r}")
-    fits = name_filter(filter)
     with formats.open_unchanged(path) as model:
-        entries = model.tensors.entries
-        chosen = [tensor for tensor in entries if fits(tensor.name)]
-        nodes = _nodes(chosen, 0, "", 1, {})
-        return Tree(os.fspath(path), model.label, len(entries), len(chosen), depth, tuple(nodes))
+        return tree_of(model, os.fspath(path), depth=depth, filter=filter)
+
+
+def tree_of(model: Model, file: str, *, depth: int = 0, filter: str | None = None) -> Tree:
+    """The module tree of an opened model; see `tree`."""
+    fits = name_filter(filter)
+    entries = model.tensors.entries
+    chosen = [tensor for tensor in entries if fits(tensor.name)]
+    nodes = _nodes(chosen, 0, "", 1, {})
+    return Tree(file, model.label, len(entries), len(chosen), depth, tuple(nodes))
 
 
 _Kinds = dict[object, int]

@@ -200,10 +200,10 @@ def test_a_killed_run_has_a_report(tmp_path: Path) -> None:
         file.write(b"[" * 100_000 + b"\n")
         file.write(b'{"event": "step", "step": 3, "tokens": 1e999, "loss": 1}\n{"event": "st')
     body = summarise(folder)
-    assert (body["status"], body["steps"], body["curves"]["step"]) == ("running", 1, [1])
+    assert (body["status"], body["steps"], body["curves"]["step"]) == ("killed", 1, [1])
     assert body["skipped_lines"] == 5
     page = Page(html(body))
-    assert "running, or killed" in page.text
+    assert "killed" in page.text
     assert "Damaged lines skipped: 5." in page.text
     assert "Step 1 of 9 (11%)" in page.text
 
