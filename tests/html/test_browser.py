@@ -97,7 +97,7 @@ def test_paper_cuts_nothing(chromium: browser.Browser, pages: dict[str, Path], n
 
 def test_the_box_finds_tensors(chromium: browser.Browser, pages: dict[str, Path]) -> None:
     chromium.open(pages["model"])
-    shown = "$all('.sortable tbody tr').filter(r => !r.hidden).map(r => r.cells[0].textContent)"
+    shown = "[...$all('.sortable tbody')[0].rows].map(r => r.cells[0].textContent)"
     every = chromium.run(shown)
     chromium.run("document.querySelector('input[type=search]').focus()")
     chromium.write("ffn_up blk.1")
@@ -177,7 +177,7 @@ def test_a_column_is_sorted_by_sizes_not_by_letters(chromium: browser.Browser, p
     chromium.open(pages["model"])
     chromium.run("$all('.sortable th').find(e => e.textContent == 'size').focus()")
     chromium.press("Enter")
-    sizes = chromium.run("$all('.sortable tbody tr').map(r => r.cells[3].textContent)")
+    sizes = chromium.run("[...$all('.sortable tbody')[0].rows].map(r => r.cells[3].textContent)")
     units = {"B": 1, "KiB": 2**10, "MiB": 2**20}
     values = [float(n.replace(",", "")) * units[unit] for n, unit in (size.split() for size in sizes)]
     assert values == sorted(values, reverse=True)

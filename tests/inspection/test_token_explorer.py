@@ -50,9 +50,20 @@ def tiny(folder: Path) -> Tokenizer:
 def document(**changed: Any) -> Tokenizer:
     """A tokenizer with a tokenizer.json of its own."""
     vocab = {c: i for i, c in enumerate(["<unk>", *"abc \u2581", "ab", "\u2581a", "<0xC3>", "<0xA9>", "abc"])}
-    model = {"type": "BPE", "vocab": vocab, "merges": [["a", "b"], ["ab", "c"], ["\u2581", "a"]], "unk_token": "<unk>"}
+    model: dict[str, Any] = {
+        "type": "BPE",
+        "vocab": vocab,
+        "merges": [["a", "b"], ["ab", "c"], ["\u2581", "a"]],
+        "unk_token": "<unk>",
+    }
     model |= changed.pop("model", {})
-    body = {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": None, "post_processor": None}
+    body: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+    }
     body |= {"decoder": None, "truncation": None, "padding": None, "model": model, **changed}
     return Tokenizer("gpt2", list(vocab), files={"tokenizer.json": json.dumps(body).encode()})
 
@@ -64,7 +75,7 @@ def added(text: str, i: int, **flags: bool) -> dict[str, Any]:
 
 META = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
 SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "merges": {},
     "fused unknowns": {"model": {"fuse_unk": True}},
     "bytes": {"model": {"byte_fallback": True}},

@@ -221,9 +221,8 @@ def _memory(memory: ModelMemory | None) -> Iterator[str]:
     rows = [
         [f"{n:,}", *(format_bytes(memory.weights + memory.cache_bytes(n, kind)) for kind in kinds)] for n in lengths
     ]
-    yield table(
-        ["context", *(f"KV cache {kind}" for kind in kinds)], rows, right="|".join(f"KV cache {k}" for k in kinds)
-    )
+    names = [f"{kind} cache" for kind in kinds]
+    yield table(["context", *names], rows, right="|".join(names))
     others = f"; {plural(memory.others, 'layer')} without keys and values not counted" if memory.others else ""
     yield paragraph(f"Weights and KV cache of one sequence{others}. Compute buffers come on top.")
 

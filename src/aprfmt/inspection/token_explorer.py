@@ -84,7 +84,7 @@ def _spec(document: JsonObject) -> JsonObject:
     return {
         "normalizer": [*_normalizer(document.get("normalizer"))],
         "splits": [*_splits(document.get("pre_tokenizer"))],
-        "added": [*map(list, added)],
+        "added": [[*row] for row in added],
         "bytes": bool(model.get("byte_fallback")),
         "whole": bool(model.get("ignore_merges")),
         "unknown": ids.get(str(model.get("unk_token")), -1),

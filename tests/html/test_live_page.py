@@ -134,7 +134,7 @@ def test_ctrl_c_ends_it_and_what_cannot_be_served_is_refused(
     with pytest.raises(UsageError, match="live serves"):
         aprfmt.report(running.folder, tmp_path / "p.html", live=True)
     with monkeypatch.context() as patch:
-        patch.setattr(live.time, "sleep", interrupted)
+        patch.setattr(time, "sleep", interrupted)
         assert apr(["report", str(running.folder), "--live"]) == 0
     said = capsys.readouterr()
     assert "http://127.0.0.1:" in said.err
