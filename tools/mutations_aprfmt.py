@@ -24,7 +24,7 @@ APRFMT = (
     Mutation("a page holds a vocabulary of any size", "aprfmt/inspection/token_explorer.py:_spec",
         "test_token_explorer.py::test_a_vocabulary_too_large_for_a_page",
         "> MAX_EXPLORER_CHARS", "< 0"),
-    Mutation("a layer with a window keeps the whole context", "aprfmt/inspection/memory_table.py:ModelMemory.cache_bytes",
+    Mutation("a window keeps the whole context", "aprfmt/inspection/memory_table.py:ModelMemory.cache_bytes",
         "test_memory_table.py::test_windows_latents_and_layers_without_attention",
         "row.window or context", "context"),
     Mutation("a run that was killed is listed as running", "aprfmt/inspection/run_report.py:_report",
