@@ -81,15 +81,15 @@ def _mark(path: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-class _Server(ThreadingHTTPServer):
+class _LiveServer(ThreadingHTTPServer):
     daemon_threads = True
     content: LivePage
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _LiveHandler(BaseHTTPRequestHandler):
     """Answers GET requests that name this machine as the host: a page elsewhere cannot have its name point here."""
 
-    server: _Server
+    server: _LiveServer
     timeout = 30
 
     def do_GET(self) -> None:
@@ -135,7 +135,7 @@ def serve_report(
             hint=f"apr report {' '.join(map(str, folders))} -o page.html",
         )  # fmt: skip
     try:
-        server = _Server((_HOST, port), _Handler)
+        server = _LiveServer((_HOST, port), _LiveHandler)
     except OSError as error:
         raise StorageError(f"cannot listen on port {port}: {error.strerror}", hint="choose another --port") from error
     server.content = content
