@@ -18,7 +18,7 @@ APRFMT = (
         "                check_no_pointer(opened.read(MAX_POINTER_BYTES), file.path, file.size)\n",
         "                pass\n"),
     # pages
-    Mutation("a name that points to this machine reads the page of a run", "aprfmt/inspection/live.py:_LiveHandler.do_GET",
+    Mutation("a name that points here reads the page of a run", "aprfmt/inspection/live.py:_LiveHandler.do_GET",
         "test_live_page.py::test_the_page_is_for_this_machine_and_ends_with_the_run",
         'if self.headers.get("Host") not in', 'if "" in'),
     Mutation("a page holds a vocabulary of any size", "aprfmt/inspection/token_explorer.py:_spec",
