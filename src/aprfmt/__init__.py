@@ -66,6 +66,10 @@ _LAZY = {
     "Evaluation": "aprfmt.running.evaluation",
     "report": "aprfmt.api",
     "push": "aprfmt.publishing.push",
+    "sbom": "aprfmt.publishing.sbom",
+    "sign": "aprfmt.publishing.signing",
+    "verify": "aprfmt.publishing.signing",
+    "SignatureReport": "aprfmt.publishing.signing",
     "PushReport": "aprfmt.publishing.push",
     "run": "aprfmt.api",
     "RunResult": "aprfmt.running.generate",
@@ -100,6 +104,7 @@ __all__ = [
     "Report",
     "RunResult",
     "Runs",
+    "SignatureReport",
     "StampReport",
     "TeacherReport",
     "Tensor",
@@ -143,10 +148,13 @@ __all__ = [
     "run",
     "runs",
     "save_file",
+    "sbom",
+    "sign",
     "stamp",
     "teacher",
     "tree",
     "validate",
+    "verify",
     "vocab",
     "write_v1",
 ]
@@ -179,6 +187,8 @@ if TYPE_CHECKING:
     from aprfmt.inspection.vocabulary import Vocabulary, vocab
     from aprfmt.model import Model, Tensor
     from aprfmt.publishing.push import PushReport, push
+    from aprfmt.publishing.sbom import sbom
+    from aprfmt.publishing.signing import SignatureReport, sign, verify
     from aprfmt.running.bench import BenchReport
     from aprfmt.running.divergence import Divergence, kl_divergence
     from aprfmt.running.doctor import Diagnosis, doctor

@@ -194,3 +194,12 @@ MAX_REPORTED_BYTES = 64 << 20
 
 MAX_RUN_FOLDERS = 20_000
 """Folders that `apr runs` searches."""
+
+MAX_KEY_FILE_BYTES = 1 << 20
+"""A PEM file with a key or certificates; the bundles of operating systems have 250 KB."""
+
+MAX_SIGNATURE_BYTES = 16 << 20
+"""A signature bundle; one of 10,000 files has 2 MB."""
+
+MAX_SIGNED_FILES = 1 << 16
+"""Files of a folder that a signature covers, and shards of a file."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from aprfmt.arch.hyperparams import Hyperparams
     from aprfmt.tokenizer.model import Tokenizer
+    from aprfmt.trust.signature import ModelSignature
 
 T = TypeVar("T")
 
@@ -242,7 +243,10 @@ class Model:
         cut: what is missing at the end of a truncated file, as a sentence; None if the file is complete.
         files: files stored beside the model, as tensors of bytes; not part of `tensors`.
         native: the format module's own view (header fields, key-value pairs), read with `native_as`.
+        signature: the signature of its files; None without one.
     """
+
+    signature: ModelSignature | None = None
 
     def __init__(
         self,
@@ -325,8 +329,11 @@ class Model:
     def check_intact(self) -> None:
         """Raises ChecksumError for a truncated file or a wrong checksum; reads whole files.
 
-        A file without any checksum, from another writer, passes with a warning.
+        A file without any checksum, from another writer, passes with a warning. If it has a signature, the files
+        are compared with the digests in it.
         """
+        if self.signature is not None and not any(source.stated_digest for source in self.sources):
+            self.signature.check_claim()
         hint = "copy or download it again"
         if self.cut is not None:
             raise ChecksumError(self.cut, path=self.path, hint=hint)

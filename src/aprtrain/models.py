@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +40,7 @@ from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.sequences import Windows, check_length
+from aprfmt.texts.sources import short_names, split_weights
 from aprfmt.tokenizer.alignment import SharedVocabulary, align
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import JsonObject, PathLike
@@ -114,7 +115,13 @@ def open_pair(command: str, config: Config) -> Iterator[TrainingPair]:
             if network is not None:
                 check_length(config.seq_len, who, network.hparams.max_position_embeddings)
         shared = None if command == "pretrain" else vocabulary
-        yield TrainingPair(teacher, student, _identity(student, teacher), shared, files)
+        yield TrainingPair(teacher, student, _identity(student, teacher, data_names(config)), shared, files)
+
+
+def data_names(config: Config) -> list[str]:
+    """The shortest names that tell the data of a run apart, without the folders that they are in."""
+    paths, _ = split_weights(config.data)
+    return short_names([Path(path) for path in paths])
 
 
 def resolve_residency(config: Config, pair: TrainingPair) -> Config:
@@ -155,11 +162,14 @@ def _check_student(shape: Shape) -> None:
         )
 
 
-def _identity(student: NetworkSource, teacher: NetworkSource | None) -> ModelIdentity:
-    """Identity of the student; a student made from a teacher inherits the teacher's license."""
+def _identity(student: NetworkSource, teacher: NetworkSource | None, data: Sequence[str]) -> ModelIdentity:
+    """Identity of the student; a student made from a teacher inherits the teacher's license. `data` is added to it."""
     if student.model is not None:
-        return ModelIdentity(student.hparams, student.tokenizer, provenance.read(student.model))
-    origin = Provenance({}, None)
+        known = provenance.read(student.model)
+        stated = [name for name in known.info.get("data_source", "").split(",") if name]
+        known.info |= {"data_source": ",".join(dict.fromkeys([*stated, *data]))} if data else {}
+        return ModelIdentity(student.hparams, student.tokenizer, known)
+    origin = Provenance({"data_source": ",".join(data)} if data else {}, None)
     if teacher is not None and teacher.model is not None:
         known = provenance.read(teacher.model)
         origin.info.update({k: v for k, v in known.info.items() if k in ("license", "author")})
@@ -332,13 +342,14 @@ SCHEMA = "aprtrain.run/1"
 
 
 class ModelOrigin(TypedDict):
-    """A model in a checkpoint's lineage; `print` is a fingerprint of its weights."""
+    """A model in a checkpoint's lineage; `print` is a fingerprint of its weights, `signature` says who signed it."""
 
     name: str
     print: str
     architecture: str
     parameters: int
     made: NotRequired[str | None]
+    signature: NotRequired[str]
 
 
 class Origin(TypedDict):
@@ -349,10 +360,12 @@ class Origin(TypedDict):
     teacher: ModelOrigin | None
     student: ModelOrigin
     data: str | None
+    data_sources: list[dict[str, str]]
     config: JsonObject
     config_digest: str
     overrides: list[str]
     versions: dict[str, str]
+    hardware: NotRequired[str]
 
 
 def origin_of(command: str, config: Config, pair: TrainingPair, data: str | None) -> Origin:
@@ -372,6 +385,7 @@ def origin_of(command: str, config: Config, pair: TrainingPair, data: str | None
             "made": made or without_path(config.shape),
         },
         "data": data,
+        "data_sources": [{"name": name} for name in data_names(config)],
         "config": decides,
         "config_digest": config.digest(),
         "overrides": overrides,
@@ -392,9 +406,12 @@ def _teacher_origin(pair: TrainingPair) -> ModelOrigin | None:
 
 
 def _model_origin(network: NetworkSource, fingerprint: str) -> ModelOrigin:
-    return {
+    found: ModelOrigin = {
         "name": network.path.name,
         "print": fingerprint,
         "architecture": network.shape.architecture,
         "parameters": network.shape.n_params,
     }
+    if network.model is not None and network.model.signature is not None:
+        found["signature"] = network.model.signature.sentence()
+    return found

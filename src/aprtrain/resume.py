@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from aprfmt.errors import AprError, ChecksumError, CorruptError, RunError, StorageError
-from aprfmt.formats import open as open_model
+from aprfmt.formats import open_own as open_model
 from aprfmt.types import JsonObject
 from aprtrain.checkpoints.checkpoint import (
     BEST,

@@ -202,6 +202,7 @@ def _train(
     )  # fmt: skip
     config, batches = _batches(config, corpus, windows, world, recorder, saved.cursor)
     origin = origin_of(command, config, pair, corpus.key)
+    origin["hardware"] = f"{world.size} x {_device_name(world)}"
     _check_same_everywhere(world, origin)
     if saved:
         _check_resumed(config, saved, origin)
@@ -427,11 +428,15 @@ def _fingerprints(origin: Mapping[str, object]) -> dict[str, object]:
     return {what: fact.get("print") if isinstance(fact, Mapping) else fact for what, fact in facts.items()}
 
 
+def _device_name(world: World) -> str:
+    return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
+
+
 def _announce(
     command: str, config: Config, world: World, recorder: Recorder, origin: Origin, teacher: Teacher | None
 ) -> None:
     """Logs and records the resolved configuration before the first step."""
-    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
+    device = _device_name(world)
     resolved = config.to_json()
     given = {row.name: resolved[row.name] for row in command_fields(command)}
     usual = {name: value for name, value in usual_values(config).items() if name in given}
@@ -446,6 +451,9 @@ def _announce(
     for line in settings_table(given, usual):
         recorder.say(line)
     recorder.say(f"configuration {config.digest()[:16]}  data {str(origin['data'])[:16]}")
+    for what, model in (("teacher", origin["teacher"]), ("student", origin["student"])):
+        if model is not None and (signature := model.get("signature")) is not None:
+            recorder.say(f"{what} {signature}")
     for note in teacher.notes if teacher is not None else []:
         recorder.say(f"teacher: {note}")
 

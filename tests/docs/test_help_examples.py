@@ -24,13 +24,17 @@ from doc_pages import on_two_processors
 from hub_server import serve
 from plain_models import Weights, write_adapter, write_folder, write_seeing_folder
 from plain_models import weights as plain_weights
+from signed_models import issue
 from tower_models import all_tower_cases, build_tower
 from train_corpora import functions
 
 import aprfmt
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.main import run
+from aprfmt.formats.apr1_edit import encrypt_file
+from aprfmt.trust.keys import generate, read_public
 
+VECTORS = Path(__file__).resolve().parents[2] / "fixtures" / "vectors" / "golden"
 MAY_BE_1 = {"diff", "lint", "qa", "vocab", "bench", "doctor"}
 """Commands whose exit status 1 is an answer."""
 
@@ -223,9 +227,51 @@ def experiments(folder: Path) -> None:
     shutil.copytree(folder / "run", folder / "experiments" / "run")
 
 
+def with_a_passphrase(folder: Path) -> None:
+    (folder / "secret.txt").write_text("correct horse\n")
+
+
+def with_keys(folder: Path) -> None:
+    if (folder / "release.key").exists():
+        return
+    with_a_passphrase(folder)
+    generate(folder / "release")
+    generate(folder / "locked", passphrase=b"correct horse")
+    generate(folder / "ed", "ed25519")
+    generate(folder / "inbox", "x25519")
+    key, team, *_ = issue(folder)
+    key.rename(folder / "team.key")
+    team.rename(folder / "team.pem")
+    (folder / "issuer.pem").rename(folder / "ca.pem")
+    shutil.copy(VECTORS / "v1_zstd3.apr", folder / "v1.apr")
+
+
+def to_sign(folder: Path) -> None:
+    pytest.importorskip("model_signing")
+    with_keys(folder)
+
+
+def with_signatures(folder: Path) -> None:
+    to_sign(folder)
+    chain = [folder / "ca.pem"]
+    aprfmt.sign(folder / "Qwen2.5-0.5B", key=folder / "team.key", certificate=folder / "team.pem", chain=chain)
+    aprfmt.sign(folder / "model.gguf", key=folder / "release.key")
+
+
+def with_secrets(folder: Path) -> None:
+    with_keys(folder)
+    encrypt_file(folder / "v1.apr", folder / "secret.apr", password=b"correct horse")
+    encrypt_file(folder / "model.gguf", folder / "letter.apr", recipient=read_public(folder / "inbox.pub").raw())
+
+
 SETUPS = {
     "resume run": with_a_run_to_resume,
     "runs experiments": experiments,
+    "keygen -o inbox": with_a_passphrase,
+    "apr sign": to_sign,
+    "apr verify": with_signatures,
+    "apr encrypt": with_keys,
+    "apr decrypt": with_secrets,
     "--recipe m.toml": with_a_recipe,
     "f16": with_an_f16,
     "--against f16.kld": with_logits,

@@ -21,6 +21,7 @@ SRC = ROOT / "src"
 LAYERS = [
     {"errors", "light_dataclass", "limits", "schema", "text", "types"},
     {"io"},
+    {"trust"},
     {"html"},
     {"codecs", "arch", "tokenizer"},
     {"texts"},

@@ -51,6 +51,9 @@ def test_a_student_learns_from_its_teacher(distil: Distil, tmp_path: Path) -> No
         assert lineage["scores"] == summary["last"]
         assert model.tokenizer is not None
         assert model.metadata["license"] == "mit"
+        assert model.metadata["data_source"] == "corpus.jsonl"
+        assert lineage["data_sources"] == [{"name": "corpus.jsonl"}]
+        assert lineage["hardware"] == "1 x cpu"
     assert str(tmp_path) not in json.dumps(lineage), "a checkpoint must not name folders of this machine"
 
 

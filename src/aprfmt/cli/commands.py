@@ -7,12 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CommandRow:
-    """One command: name, `module` or `module:callable` in this package, summary and section in `apr --help`."""
+    """One command.
+
+    Attributes:
+        name: what users type.
+        place: `module` or `module:callable` in this package.
+        help: summary in `apr --help`.
+        section: heading in `apr --help`.
+        reads_models: whether it takes `--require-signature`.
+    """
 
     name: str
     place: str
     help: str
     section: str
+    reads_models: bool = True
 
 
 COMMANDS = {
@@ -27,7 +36,7 @@ COMMANDS = {
         CommandRow("diff", "compare:diff", "Compare two models; exit 0: same, 1: different, 2: error.", "Look"),
         CommandRow("vocab", "vocab", "Tokenize and decode text; compare two tokenizers.", "Look"),
         CommandRow("report", "measure:report", "Write an HTML report about a model or a training run.", "Look"),
-        CommandRow("architectures", "look:architectures", "List the supported architectures.", "Look"),
+        CommandRow("architectures", "look:architectures", "List the supported architectures.", "Look", False),
         CommandRow(
             "import", "convert:Import", "Import safetensors, Hugging Face, GGUF or hf://... to .apr.", "Convert"
         ),
@@ -57,10 +66,16 @@ COMMANDS = {
         CommandRow("teacher", "teacher:TeacherCommand", "Save a teacher's top-k log-probabilities to files.", "Train"),
         CommandRow("pretrain", "training:Pretrain", "Train a model on text, without a teacher.", "Train"),
         CommandRow("resume", "runs:resume", "Continue a training run from its folder.", "Train"),
-        CommandRow("runs", "runs:runs", "List training runs: steps, loss, KL, speed, age.", "Train"),
+        CommandRow("runs", "runs:runs", "List training runs: steps, loss, KL, speed, age.", "Train", False),
         CommandRow("data", "data:Data", "Summarize training data and loss masks.", "Train"),
         CommandRow("eval", "measure:evaluate", "Compute loss on held-out text, and KL from a teacher.", "Train"),
-        CommandRow("doctor", "doctor:doctor", "Check the installation: llama.cpp, torch and extras.", "Try"),
-        CommandRow("demo", "demo", "Round-trip a small model, timing and checking each step.", "Try"),
+        CommandRow("keygen", "sign:keygen", "Make a key pair for signing or decrypting.", "Trust", False),
+        CommandRow("sign", "sign:sign", "Sign a model: OpenSSF Model Signing, or in an .apr v1.", "Trust", False),
+        CommandRow("verify", "sign:verify", "Verify a model's signature; names what was modified.", "Trust", False),
+        CommandRow("sbom", "sbom:sbom", "Write a model's bill of materials (CycloneDX).", "Trust"),
+        CommandRow("encrypt", "sign:encrypt", "Encrypt a file as an .apr v1.", "Trust", False),
+        CommandRow("decrypt", "sign:decrypt", "Decrypt an .apr v1.", "Trust", False),
+        CommandRow("doctor", "doctor:doctor", "Check the installation: llama.cpp, torch and extras.", "Try", False),
+        CommandRow("demo", "demo", "Round-trip a small model, timing and checking each step.", "Try", False),
     )
 }

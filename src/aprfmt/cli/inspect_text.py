@@ -71,6 +71,8 @@ def _container(found: Inspection) -> Iterator[tuple[str, str]]:
     if set(found.checksum.values()) != {"none"}:
         words = {"unchecked": "not checked (large file; apr validate checks it)"}
         yield ("checksum", ", ".join(f"{part} {words.get(state, state)}" for part, state in found.checksum.items()))
+    if found.signature is not None:
+        yield "signature", found.signature.sentence()
     if flags := [name for name, value in found.flags.items() if value]:
         yield "flags", ", ".join(flags)
     if found.format.startswith("APR v2"):

@@ -71,8 +71,10 @@ def run(arguments: list[str]) -> int:
     from aprfmt.cli.failures import catch_signals, is_panic, report
     from aprfmt.cli.output import out
     from aprfmt.errors import Terminated
+    from aprfmt.trust.signature import REQUIRED_SIGNER
 
     out.configure(arguments)
+    signer = os.environ.get(REQUIRED_SIGNER)
     try:
         with catch_signals():
             return _dispatch(arguments)
@@ -82,6 +84,11 @@ def run(arguments: list[str]) -> int:
         if not is_panic(error):
             raise
         return report(error)
+    finally:
+        if signer is not None:
+            os.environ[REQUIRED_SIGNER] = signer
+        else:
+            os.environ.pop(REQUIRED_SIGNER, None)
 
 
 def _dispatch(arguments: list[str]) -> int:

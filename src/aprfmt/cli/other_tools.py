@@ -64,7 +64,6 @@ _COMMANDS = {
     "gguf-dump": "inspect",
     "compare": "diff",
     "check": "validate",
-    "verify": "validate",
     "tokenize": "vocab",
     "llama-tokenize": "vocab",
     "hexdump": "hex",

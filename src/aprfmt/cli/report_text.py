@@ -57,6 +57,8 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     dtypes = ", ".join(f"{name} {row['tensors']}" for name, row in report.dtypes.items())
     yield "format", report.label
     yield "architecture", report.architecture or "(unknown)"
+    if report.signature is not None:
+        yield "source", report.signature
     yield "tensors", f"{report.tensor_count:,} ({dtypes})" if dtypes else f"{report.tensor_count:,}"
     bits = f", {report.bits_per_weight:.2f} bits per weight" if report.bits_per_weight else ""
     yield "size", f"{format_bytes(report.output_bytes)} from {format_bytes(report.input_bytes)}{bits}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from typer.core import TyperCommand, TyperOption
 
+from aprfmt.cli.commands import COMMANDS
 from aprfmt.schema import SECTIONS
 
 EVERYWHERE = [
@@ -17,8 +19,29 @@ EVERYWHERE = [
     )
 ]
 """Options of every command; `Console.configure` reads them from the raw command line."""
-_LAST = (*(option.name for option in EVERYWHERE), "help")
+_LAST = ("require_signature", *(option.name for option in EVERYWHERE), "help")
 """Options that --help shows last."""
+
+
+def _require_signature(ctx: Any, parameter: Any, value: str | None) -> None:
+    """Sets the environment variable that `formats.open` reads, in this process and those that it starts."""
+    if value is None:
+        return
+    from aprfmt.trust.keys import SIGSTORE, read_signer
+    from aprfmt.trust.signature import REQUIRED_SIGNER
+
+    os.environ[REQUIRED_SIGNER] = value if value.startswith(SIGSTORE) else os.path.abspath(value)
+    read_signer(value)
+
+
+REQUIRE_SIGNATURE = TyperOption(
+    param_decls=["require_signature", "--require-signature"],
+    metavar="KEY",
+    expose_value=False,
+    callback=_require_signature,
+    help="Refuse models that are not signed by KEY: a public key, certificates, or sigstore:ID,ISSUER.",
+)
+"""Option of every command that reads models."""
 
 
 class SectionedCommand(TyperCommand):
@@ -28,7 +51,8 @@ class SectionedCommand(TyperCommand):
 
     def __init__(self, name: str | None, **settings: Any) -> None:
         super().__init__(name, **settings)
-        self.params += EVERYWHERE
+        row = COMMANDS.get(name or "")
+        self.params += [*([REQUIRE_SIGNATURE] if row is not None and row.reads_models else []), *EVERYWHERE]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Gives switches with an optional value (`--resume [STEP]`) an explicit one, then parses."""

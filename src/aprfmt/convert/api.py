@@ -224,7 +224,7 @@ def _plan(
         return Canonical(model, None, model.hparams, None, {}, {}, {}, tuple(model.warnings)), output, losses
     if model.format == "apr-v1" and model.flags.get("encrypted"):
         raise RefusedError(
-            "the payload is encrypted", path=model.path, hint="read it with aprfmt.read_v1 and its password"
+            "the payload is encrypted", path=model.path, hint=f"decrypt it first: apr decrypt {model.path} -o PLAIN.apr"
         )
     require_config(model, options.allow_no_config, options.arch)
     c = canonical(
@@ -333,6 +333,7 @@ def _report(
         differences=losses.differences,
         changes=losses.changes,
         plan=options.plan,
+        signature=c.model.signature.sentence() if c.model.signature is not None else None,
     )
     if target.folder or len(output.layouts) > 1:
         report.written = {layout.name: layout.n_bytes for layout in output.layouts}

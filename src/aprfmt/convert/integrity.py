@@ -51,7 +51,7 @@ def read_back(output: str) -> None:
     The vocabulary and the source manifest were read, or built, when the output was planned. Raises RefusedError.
     """
     try:
-        with formats.open(output) as model:
+        with formats.open_own(output) as model:
             if model.convention != "apr":  # whose dimensions are stored with the vocabulary, see targets.apr
                 _ = model.hparams
     except StorageError:

@@ -69,6 +69,7 @@ class Report:
         groups: types chosen for a target, by role and layers.
         predicted_kl: predicted KL divergence of the chosen types in nats per token.
         measured_kl: measured by llama.cpp with --max-kl; `rounds`, the number of measured outputs.
+        signature: who signed the source, and whether that was verified; None without a signature.
         files: paths of an output in several sibling files; `output` is the first.
         written: name and bytes of each file of a folder or split output.
     """
@@ -102,6 +103,7 @@ class Report:
     predicted_kl: float | None = None
     measured_kl: float | None = None
     rounds: int = 0
+    signature: str | None = None
 
     def __post_init__(self) -> None:
         if self.param_count is None:
@@ -126,8 +128,8 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         """The keys of the JSON contract; plans add plan, memory_bytes and tensors."""
-        rare = ("requantized", "files", "written", "verify", "groups", "predicted_kl", "measured_kl", "rounds")
-        left_out = {"label", *(name for name in rare if not getattr(self, name))}
+        rare = ["requantized", "files", "written", "verify", "groups", "predicted_kl", "measured_kl", "rounds"]
+        left_out = {"label", *(name for name in (*rare, "signature") if not getattr(self, name))}
         if not self.plan:
             left_out |= {"plan", "memory_bytes", "tensors"}
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}

@@ -21,10 +21,12 @@ from aprfmt.io.source import Source, is_file, is_folder, watch_opened
 from aprfmt.light_dataclass import light_dataclass
 from aprfmt.limits import MAX_HEADER_BYTES
 from aprfmt.text import first_few
+from aprfmt.trust.signature import REQUIRED_SIGNER, UNREADABLE
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
+    from aprfmt.trust.signature import ModelSignature
 
 HF_INDEX_SUFFIX, APR_MANIFEST_SUFFIX = ".safetensors.index.json", ".apr.index.json"
 PICKLE_INDEX_SUFFIX = ".bin.index.json"
@@ -155,7 +157,35 @@ def plugins() -> tuple[object, ...]:
 
 
 def open(path: PathLike) -> Model:
-    """Opens a model of any readable format. Raises AprError: not found, unknown, corrupt, unsupported."""
+    """Opens a model of any readable format. Raises AprError: not found, unknown, corrupt, unsupported.
+
+    Where a signature is required (formats.signatures), it is verified first: ChecksumError, RefusedError.
+    """
+    name = resolve(path)
+    with downloads.explained(name):
+        signature = _signature(name, _reader_of(name).name)
+    model = open_own(name)
+    model.signature = signature
+    return model
+
+
+def _signature(path: Path, reader: str) -> ModelSignature | None:
+    """The signature of a model, verified if one is required."""
+    if not os.environ.get(REQUIRED_SIGNER) and reader != "apr-v1" and not _may_be_signed(path):
+        return None
+    from aprfmt.formats.signatures import check_required, signature_of
+
+    return check_required(path, reader) or signature_of(path, reader)
+
+
+def _may_be_signed(path: Path) -> bool:
+    """Whether there is a signature at one of the places of `signatures.covered_by`, without importing it."""
+    folder = path if is_folder(path) else path.parent
+    return is_file(folder / "model.sig") or is_file(f"{path}.sig")
+
+
+def open_own(path: PathLike) -> Model:
+    """The same for a file that this program wrote, which nobody has signed yet."""
     name = resolve(path)
     with downloads.explained(name):
         model = _reader_of(name).open(name)
@@ -185,6 +215,19 @@ def detect(path: PathLike) -> str:
     name = resolve(path)
     with downloads.explained(name):
         return _reader_of(name).name
+
+
+def detect_any(path: PathLike) -> str:
+    """The name of the reader that a signature goes by: of a folder, which it covers whole, "hf", of others as `detect`.
+
+    UNREADABLE for a file that no reader opens. Raises NotFoundError, StorageError.
+    """
+    if is_folder(path):
+        return "hf"
+    try:
+        return detect(path)
+    except (CorruptError, UnknownFormatError):
+        return UNREADABLE
 
 
 def path_text(value: object, name: str = "path") -> str:

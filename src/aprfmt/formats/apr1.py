@@ -245,6 +245,18 @@ class V1File:
         return [Tensor("payload", "U8", (n_bytes,), offset, n_bytes, source)]
 
 
+def embedded_key(source: Source) -> bytes | None:
+    """The public key (Ed25519, 32 bytes) that a file says it is signed with; None if it is not signed.
+
+    Raises TruncatedError, CorruptError.
+    """
+    header = _parse_header(source)
+    if not header["flags"] & SIGNED:
+        return None
+    end = _HEADER.size + header["metadata_size"] + header["payload_size"]
+    return source.read(end, _SIGNATURE_BLOCK)[SIGNATURE_BYTES:]
+
+
 def _parse_header(source: Source) -> dict[str, Any]:
     path = source.path
     if source.size < _HEADER.size + _FOOTER:
@@ -259,6 +271,11 @@ def _parse_header(source: Source) -> dict[str, Any]:
             f"unsupported APR v1 container version {version}; the latest is 1.0", path=path, offset=4
         )
     return header
+
+
+def pack_header(header: Mapping[str, Any]) -> bytes:
+    """The 32 bytes of a header, from the fields of V1File.header."""
+    return _HEADER.pack(*(header[name] for name in _HEADER_FIELDS))
 
 
 def _check_layout(source: Source, end: int, header: dict[str, Any], warnings: list[str]) -> None:

@@ -15,6 +15,7 @@ from aprfmt.io.jsonx import check_size
 from aprfmt.io.source import Source, is_file, is_folder
 from aprfmt.limits import MAX_CONFIG_BYTES, MAX_FILE_NAME_BYTES, MAX_SPLITS, MAX_TEXT_FILE_BYTES
 from aprfmt.tokenizer.model import Tokenizer
+from aprfmt.trust.signature import REQUIRED_SIGNER
 from aprfmt.types import Json, JsonObject
 
 if TYPE_CHECKING:
@@ -169,7 +170,14 @@ def load_tokenizer(folder: Path, config: JsonObject | None) -> Tokenizer | None:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a folder (or of one tokenizer.json). Raises NotFoundError, RefusedError, CorruptError."""
+    """The tokenizer of a folder (or of one tokenizer.json), verified if a signature is required.
+
+    Raises NotFoundError, RefusedError, CorruptError, ChecksumError.
+    """
+    if os.environ.get(REQUIRED_SIGNER):
+        from aprfmt.formats.signatures import check_required
+
+        check_required(path, "hf")
     if is_folder(path):
         config = path / "config.json"
         tokenizer = load_tokenizer(path, read_config(config) if is_file(config) else None)

@@ -21,6 +21,7 @@ from aprfmt.inspection.quantized import QuantizedWeights, count_packed, lattice_
 from aprfmt.inspection.tokenizer_info import TokenizerInfo, tokenizer_info
 from aprfmt.light_dataclass import light_dataclass
 from aprfmt.model import Model, Tensor
+from aprfmt.trust.signature import ModelSignature
 from aprfmt.types import PathLike
 
 FOOTER_LIMIT_BYTES = 2 << 30
@@ -157,6 +158,7 @@ class Inspection:
         quantized: quantized weights by scheme, and weights that QAT left on the values of Q4_0.
         carried: what the file contains besides the network.
         head: what the model outputs instead of next-token logits; None for a plain language model.
+        signature: who signed the model, as it claims or as it was verified; None without a signature.
         adapter: what an adapter changes; None if the file is not an adapter.
         tensors: all tensors, if requested.
         stored: the file's own metadata keys, if requested.
@@ -181,6 +183,7 @@ class Inspection:
     tokenizer: TokenizerInfo | None
     compat: Compatibility
     warnings: list[str]
+    signature: ModelSignature | None = None
     adapter: AdapterInfo | None = None
     towers: TowerInfo | None = None
     quality: Quality | None = None
@@ -195,6 +198,7 @@ class Inspection:
         body["quantized"] = [asdict(row) for row in self.quantized]
         body["carried"] = asdict(self.carried)
         body["head"] = None if self.head is None else asdict(self.head)
+        body["signature"] = None if self.signature is None else asdict(self.signature)
         body["towers"] = None if self.towers is None else asdict(self.towers)
         body["adapter"] = None if self.adapter is None else asdict(self.adapter)
         body |= {"tokenizer": None if self.tokenizer is None else asdict(self.tokenizer), "compat": asdict(self.compat)}
@@ -294,6 +298,7 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
         tokenizer=tokenizer,
         compat=compatibility(model, metadata),
         warnings=warnings,
+        signature=model.signature,
         adapter=_adapter_info(model),
         towers=_tower_info(model),
         quality=quality_of(model, metadata, checksum, tokenizer) if quality else None,

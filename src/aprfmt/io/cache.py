@@ -32,6 +32,9 @@ try:
 except ImportError:  # Windows: two processes may build the same file; the later one wins
     fcntl = None  # type: ignore[assignment]
 
+EXPORTS = "exports"
+"""The kind of the files that models were exported to, for llama.cpp."""
+
 CACHE_VARIABLE = "APR_CACHE"
 """Environment variable that sets the cache folder."""
 

@@ -166,12 +166,15 @@ class AtomicFile:
     """A file that appears under its name only when the `with` block ends without an exception.
 
     With `force` the new file inherits permissions, owner and extended attributes of the old one; a link is kept and the
-    file behind it replaced. Without `fsync` the file may be empty after a power cut. Errors name the target, never the
-    temporary file.
+    file behind it replaced. Without `fsync` the file may be empty after a power cut. With `is_private` it has the mode
+    0600, whatever it replaces. Errors name the target, never the temporary file.
     """
 
-    def __init__(self, target: PathLike, *, force: bool = False, n_bytes: int = 0, fsync: bool = True) -> None:
+    def __init__(
+        self, target: PathLike, *, force: bool = False, n_bytes: int = 0, fsync: bool = True, is_private: bool = False
+    ) -> None:
         self.target = absolute(target)
+        self._is_private = is_private
         self._force = force
         self._n_bytes = n_bytes
         self._fsync = fsync
@@ -198,7 +201,7 @@ class AtomicFile:
         with storage_errors(folder):
             is_replaced = self._force and is_file(self._place)
             # The permissions of any new file, by the umask; none for others until those of the old file are copied.
-            mode = 0o600 if is_replaced else 0o666
+            mode = 0o600 if is_replaced or self._is_private else 0o666
             fd = open_unnamed(folder, mode)
             if fd is None:
                 name = temporary_beside(self._place)
@@ -206,7 +209,7 @@ class AtomicFile:
                 self._name = name
             self._fd = fd
             try:
-                if is_replaced:
+                if is_replaced and not self._is_private:
                     copy_attributes(self._place, fd)
             except BaseException:
                 self._discard()

@@ -15,10 +15,11 @@ _PLACEHOLDERS = ("", "unknown", "proprietary", "tbd", "todo", "n/a", "none", "no
 
 def is_spdx(text: str) -> bool:
     """Whether `text` is an SPDX license expression, in any case; `LicenseRef-<name>` counts."""
-    return _canonical(text) is not None
+    return spdx_expression(text) is not None
 
 
-def _canonical(text: str) -> str | None:
+def spdx_expression(text: str) -> str | None:
+    """`text` in SPDX spelling; None unless it is an SPDX expression."""
     from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
     if text.strip().lower() in _PLACEHOLDERS:
@@ -34,7 +35,7 @@ def canonical_license(text: str, flag: str) -> str:
 
     Raises UsageError, which names `flag` and the most similar id, unless it is an SPDX expression.
     """
-    canonical = _canonical(text)
+    canonical = spdx_expression(text)
     if canonical is not None:
         return canonical
     if not text.strip():

@@ -13,13 +13,14 @@ import aprfmt
 from aprfmt import formats
 from aprfmt.errors import RefusedError, UsageError, storage_error
 from aprfmt.formats.local import on_this_disk
-from aprfmt.io.cache import CacheEntry, CacheFolder
+from aprfmt.io.cache import EXPORTS, CacheEntry, CacheFolder
 from aprfmt.io.source import is_folder, watch_opened
 from aprfmt.text import format_bytes
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
     from aprfmt.convert.report import Report
+    from aprfmt.trust.signature import ModelSignature
 
 SIZE_VARIABLE = "APR_CACHE_SIZE"
 """Environment variable: size limit of cached exports, not counting the latest one."""
@@ -67,6 +68,8 @@ def prepare(file: PathLike, *, dtype: str = "keep", say: Callable[[str], None] =
     """
     name = formats.path_text(file, "file")
     found = _look(name)
+    if found.signature is not None:
+        say(found.signature.sentence())
     if found.gguf is not None and dtype == "keep":
         return found.gguf
     options: dict[str, object] = {"dtype": dtype} if dtype != "keep" else {}
@@ -80,21 +83,24 @@ def prepare(file: PathLike, *, dtype: str = "keep", say: Callable[[str], None] =
 
 @dataclass(frozen=True, slots=True)
 class _Looked:
-    """An opened file: its size, all files that it consists of, and its metadata if it is a GGUF."""
+    """An opened file: its size, all files that it consists of, and its metadata if it is a GGUF; its signature."""
 
     size: int
     sources: list[str]
     gguf: Prepared | None
+    signature: ModelSignature | None
 
 
 def _look(name: str) -> _Looked:
     with watch_opened() as opened, formats.open(name) as model:
+        if model.signature is not None:
+            model.signature.check_claim()
         size = model.size_bytes
         gguf = None
         if model.format == "gguf":
             parts = on_this_disk([source.path for source in model.sources])
             gguf = Prepared(parts[0], size, key(parts, {}), sources=tuple(parts))
-        return _Looked(size, sorted({str(model.path), *(source.path for source in opened)}), gguf)
+        return _Looked(size, sorted({str(model.path), *(source.path for source in opened)}), gguf, model.signature)
 
 
 def source_files(file: PathLike) -> list[str]:
@@ -197,7 +203,7 @@ def exported(
         options: of convert_model.
         say: called with a line before something is exported.
     """
-    folder, limit = CacheFolder("exports"), _limit()
+    folder, limit = CacheFolder(EXPORTS), _limit()
     stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name)[:40]
     own = key(sources, options)
     report: Report | None = None

@@ -41,7 +41,7 @@ from aprfmt.errors import (
     storage_errors,
 )
 from aprfmt.formats import apr2_write, apr_metadata
-from aprfmt.formats import open as open_model
+from aprfmt.formats import open_own as open_model
 from aprfmt.formats.apr2 import FLAGS
 from aprfmt.formats.apr_metadata import FOOTER, FOOTER_KEY
 from aprfmt.inspection.run_report import FILE, METADATA

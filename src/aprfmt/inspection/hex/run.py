@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from aprfmt import formats
 from aprfmt.errors import AprError, UsageError
@@ -12,6 +13,7 @@ from aprfmt.inspection.hex.blocks import TensorDump, dump_tensor
 from aprfmt.inspection.hex.containers import container_of
 from aprfmt.inspection.hex.spans import Section, Walk, take
 from aprfmt.io.source import Source, is_file
+from aprfmt.trust.signature import REQUIRED_SIGNER
 from aprfmt.types import PathLike
 
 _ENTRIES, _BLOCKS, _LINES = 16, 2, 16
@@ -131,6 +133,10 @@ def _files(path: PathLike) -> list[str]:
     """The files to show: the named one, or those of a folder, an index or a manifest."""
     name = formats.path_text(path)
     if is_file(name) and not name.endswith(".json"):
+        if os.environ.get(REQUIRED_SIGNER):
+            from aprfmt.formats.signatures import check_required
+
+            check_required(Path(name), formats.detect_any(name))
         return [name]
     with formats.open_unchanged(path) as model:
         return list(dict.fromkeys(source.path for source in model.sources))

@@ -1,0 +1,1 @@
+"""Keys, signatures of files and folders, and what they cover."""

@@ -1,0 +1,176 @@
+"""`--require-signature` and APR_REQUIRE_SIGNATURE: each command that reads models refuses each attack by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from signed_models import ATTACKS, Signed, write_signed
+
+import aprfmt
+from aprfmt.cli.commands import COMMANDS
+from aprfmt.cli.main import run
+from aprfmt.errors import ChecksumError, RefusedError
+from aprfmt.trust.signature import REQUIRED_SIGNER
+
+pytest.importorskip("model_signing.signing")
+
+# IN: the attacked folder, OUT: a path that must not appear, DATA: a text, GOOD: a signed model.
+WORDS: dict[str, str] = {
+    "inspect": "inspect IN",
+    "tensors": "tensors IN",
+    "tree": "tree IN",
+    "sbom": "sbom IN -o OUT.json",
+    "hex": "hex IN/model.safetensors",
+    "validate": "validate IN",
+    "lint": "lint IN",
+    "diff": "diff GOOD IN",
+    "vocab": "vocab IN text",
+    "report": "report IN -o OUT.html",
+    "import": "import IN -o OUT.apr",
+    "export": "export IN -o OUT.gguf",
+    "convert": "convert IN -o OUT.gguf",
+    "quantize": "quantize IN q8_0 -o OUT.gguf",
+    "merge": "merge GOOD IN -o OUT --method linear",
+    "merge-adapter": "merge-adapter GOOD IN -o OUT",
+    "prune": "prune IN -o OUT --drop-layers 1",
+    "imatrix": "imatrix IN --data DATA -o OUT.gguf",
+    "shard": "shard IN -o OUT",
+    "stamp": "stamp IN -o OUT.apr --license MIT",
+    "run": "run IN hello",
+    "bench": "bench IN",
+    "qa": "qa IN",
+    "distill": "distill GOOD --student IN --data DATA -o OUT --steps 1 --device cpu",
+    "teacher": "teacher IN --data DATA -o OUT",
+    "pretrain": "pretrain --init IN --data DATA -o OUT --steps 1 --device cpu",
+    "data": "data DATA --model IN",
+    "eval": "eval IN --data DATA",
+}
+ELSEWHERE = {
+    "push": "asks the hub first; see tests/publishing",
+    "stamp": "takes one file: see test_a_single_file",
+    "resume": "opens what distill does",
+}
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Signed:
+    return write_signed(tmp_path_factory.mktemp("signed"))
+
+
+@pytest.fixture(scope="module", params=ATTACKS)
+def attacked(request: pytest.FixtureRequest, signed: Signed, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("attacked")
+    shutil.copytree(signed.root / "stranger", root / "stranger")
+    shutil.copytree(signed.folder, root / "model")
+    (root / "data.txt").write_text("The cat sat on the mat. " * 50)
+    ATTACKS[request.param][0](root / "model")
+    return root
+
+
+def test_the_table_names_every_command_that_reads_models() -> None:
+    assert {*WORDS, *ELSEWHERE} == {name for name, row in COMMANDS.items() if row.reads_models}
+
+
+@pytest.mark.turns(of=12)  # of every command and every attack
+@pytest.mark.parametrize("command", WORDS)
+def test_every_command_refuses_every_attack_by_name(
+    signed: Signed, attacked: Path, command: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ATTACKS[request.node.callspec.params["attacked"]][1]
+    places = {"IN": attacked / "model", "OUT": attacked / "out", "DATA": attacked / "data.txt", "GOOD": signed.folder}
+    arguments = []
+    for word in WORDS[command].split():
+        stem = next((stem for stem in places if word == stem or word.startswith((f"{stem}.", f"{stem}/"))), None)
+        arguments.append(word if stem is None else f"{places[stem]}{word[len(stem) :]}")
+    code = run([*arguments, "--require-signature", signed.public, "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert code in ((2,) if command == "diff" else (4, 5)), said
+    assert words in said["error"]["message"], said
+    assert not [path for path in attacked.iterdir() if path.name.startswith("out")]
+    assert REQUIRED_SIGNER not in os.environ
+
+
+@pytest.mark.parametrize("command", ["inspect", "tensors", "convert", "import", "validate"])
+def test_a_signed_model_is_read(
+    signed: Signed, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = {"convert": ["-o", str(tmp_path / "o.gguf")], "import": ["-o", str(tmp_path / "o.apr")]}
+    assert run([command, str(signed.folder), *out.get(command, []), "--require-signature", signed.public]) == 0
+    assert command not in ("inspect", "convert", "import") or "signed by release.pub" in capsys.readouterr().out
+
+
+def test_a_single_file(signed: Signed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = Path(shutil.copy(signed.gguf, tmp_path / "m.gguf"))
+    stamp = [
+        "stamp",
+        str(copy),
+        "-o",
+        str(tmp_path / "o.gguf"),
+        "--set",
+        "a:str=b",
+        "--require-signature",
+        signed.public,
+    ]
+    assert run(stamp) == 5
+    assert "not signed" in capsys.readouterr().err
+    shutil.copy(f"{signed.gguf}.sig", f"{copy}.sig")
+    assert run(stamp) == 0
+    with copy.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x55")
+    assert run([*stamp, "--force"]) == 4
+    assert "modified after it was signed" in capsys.readouterr().err
+
+
+def test_weights_of_a_folder_are_covered_with_what_is_beside_them(signed: Signed, tmp_path: Path) -> None:
+    shutil.copytree(signed.folder, tmp_path / "model")
+    weights = tmp_path / "model/model.safetensors"
+    aprfmt.sign(signed.gguf, key=signed.key, force=True)
+    assert run(["tensors", str(weights), "--require-signature", signed.public, "-q"]) == 0
+    (tmp_path / "model/config.json").write_text("{}")
+    assert run(["tensors", str(weights), "--require-signature", signed.public, "-q"]) == 4
+
+
+def test_without_a_required_signer_files_are_compared_with_their_signature(signed: Signed, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(signed.folder, tmp_path / "model"))
+    report = aprfmt.import_model(folder, tmp_path / "a.apr")
+    assert report.signature is not None
+    assert report.signature.endswith("not verified: pass --require-signature KEY")
+    (folder / "notes.txt").write_text("mine")  # not signed, and no part of the model
+    aprfmt.import_model(folder, tmp_path / "b.apr")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x77")
+    with pytest.raises(ChecksumError, match=r"model\.safetensors was modified"):
+        aprfmt.import_model(folder, tmp_path / "c.apr")
+    assert not (tmp_path / "c.apr").exists()
+
+
+def test_other_processes_inherit_it(signed: Signed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(shutil.copytree(signed.folder, tmp_path / "model"))
+    monkeypatch.setenv(REQUIRED_SIGNER, signed.public)
+    aprfmt.open(folder).close()
+    (folder / "added.json").write_text("{}")  # after it was verified in this process
+    with pytest.raises(ChecksumError, match=r"added\.json was added"):
+        aprfmt.open(folder)
+    code = "import aprfmt, sys; aprfmt.open(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+    assert "added.json was added after signing" in done.stderr
+    (folder / "added.json").unlink()
+    (folder / "model.sig").unlink()
+    with pytest.raises(RefusedError, match="not signed"):
+        aprfmt.open(folder)
+
+
+def test_a_missing_or_private_key_is_said_before_anything_is_read(
+    signed: Signed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["inspect", str(signed.folder), "--require-signature", "nowhere.pub"]) == 3
+    assert "nowhere.pub: key not found" in capsys.readouterr().err
+    assert run(["inspect", str(signed.folder), "--require-signature", str(signed.key)]) == 2
+    assert "this is a private key" in capsys.readouterr().err
