@@ -137,7 +137,8 @@ class Flops:
 def flops_of(config: Config, pair: TrainingPair) -> Flops:
     """Useful FLOPs per token of a run."""
     teacher = _forward(pair.teacher.shape, config.seq_len) if pair.teacher is not None else 0.0
-    return Flops(teacher, 3 * _forward(pair.student.shape, config.seq_len))
+    passes = 3 if config.lora is None else 2  # frozen matrices have no gradient of their own
+    return Flops(teacher, passes * _forward(pair.student.shape, config.seq_len))
 
 
 def _forward(s: Shape, seq_len: int) -> float:

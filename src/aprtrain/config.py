@@ -22,6 +22,7 @@ from aprfmt.io.settings import read_settings
 from aprfmt.schema import OptionRow, option
 from aprfmt.schema import rows as option_rows
 from aprfmt.types import Json, JsonObject, PathLike
+from aprtrain.lora_spec import parse_lora
 
 ENV_PREFIX = "APR_DISTILL_"
 _DISTILL, _PRETRAIN = ("distill",), ("pretrain",)
@@ -88,6 +89,17 @@ class Config:
         None,
         "Build the student by pruning the teacher (layers:0,2,4, layers:12, width:hidden=512,heads=8), or randomly "
         "initialized from a config.json.",
+    )
+    lora: str | None = _what(
+        None,
+        "Train low-rank adapters beside the frozen student: r=16, or r=16,alpha=32,targets=attention|mlp|all; the run "
+        "also writes a PEFT folder and a GGUF adapter.",
+        metavar="r=N",
+    )
+    lora_base: str = _what(
+        "auto",
+        "Format of the frozen weights of --lora in memory; auto: q4k for a Q4_K, Q6_K or Q8_0 file, else bf16.",
+        choices=("auto", "bf16", "q4k"),
     )
     init: str | None = option(None, "Initialize from the weights of this model.", commands=_PRETRAIN)
     like: str | None = option(
@@ -477,6 +489,8 @@ def _convert(row: ConfigField, value: object) -> Value:
 def _check_together(config: Config, command: str) -> None:
     """Checks combinations of fields. Raises UsageError."""
     c, keep_one = config, "keep one of them"
+    if c.lora is not None:
+        parse_lora(c.lora)
     served = is_server(c.teacher)
     has_files = served or c.teacher_logprobs is not None
     ways, names, what = (c.student, c.student_init), "--student or --student-init", "the model to train"
@@ -505,6 +519,11 @@ def _check_together(config: Config, command: str) -> None:
                 f"leave out {schema()[name].flag}")
             for name in ("teacher_residency", "vocab_policy", "allow_same_arch")
         ),
+        (c.lora is not None and not (c.student or c.init), "--lora needs the file of the model that it adapts",
+            "add --student FILE (of apr pretrain: --init FILE); prune it first with apr prune"),
+        (c.lora is not None and c.shard == "weights", "--lora and --shard weights are mutually exclusive",
+            "leave out --shard: the frozen weights have no states"),
+        (c.lora is None and c.lora_base != "auto", "--lora-base needs --lora", "add --lora r=16, or leave it out"),
         (c.beta != Config.beta and c.loss != "jsd", "--beta needs --loss jsd", "add it, or leave out --beta"),
         ((c.like is None) != (c.shape is None), "--like and --shape must be given together",
             "--like takes a model for its tokenizer, --shape the config.json to train"),

@@ -247,7 +247,7 @@ class Trainer:
             x_ND, parts.student.head_weight, hidden, head, labels_N, parts.objective,
             parts.vocabulary if hidden is not None else None, n_valid=max(1, batch.n_valid), chunk=config.chunk,
             logits="fp32" if config.logits == "fp32" else "fp16", softcaps=self._softcaps,
-            grad_w=parts.optimizer.grad_of(self._head_name), top=top,
+            grad_w=parts.optimizer.grad_of(self._head_name) if parts.student.lora is None else None, top=top,
         )  # fmt: skip
         torch.autograd.backward(out.loss)
         return torch.stack([value.detach().float() for value in out])
@@ -429,7 +429,7 @@ class Trainer:
             self.progress.best = score
         parts, dtype = self.parts, self.config.save_dtype
         keeps = parts.saver is not None
-        weights, state = copy_state(parts.optimizer, parts.student.shape, dtype, self._host, keeps=keeps)
+        weights, state = copy_state(parts.optimizer, parts.student, dtype, self._host, keeps=keeps)
         state["rng"] = torch.get_rng_state()
         here = {"step": self.progress.step, "tokens": self.progress.tokens, "scores": dict(scores)}
         facts = {

@@ -19,15 +19,17 @@ at a time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.config import Config
 from aprtrain.features import importable
+from aprtrain.lora_spec import parse_lora
 from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes, plain_bytes
-from aprtrain.models import GATE_TOKENS, TrainingPair
+from aprtrain.models import GATE_TOKENS, TrainingPair, is_lora_in_blocks
+from aprtrain.network.lora import lora_params
 from aprtrain.network.shape import Shape
 from aprtrain.network.weights import NetworkSource
 from aprtrain.selection import fuses
@@ -83,12 +85,14 @@ def memory_plan(
         is_wide = teacher is None or teacher_dtype(config.teacher_residency, device) == torch.float32
         copied = 0 if teacher is None or is_wide else teacher.shape.d_model
         head = plain_bytes(vocabulary, chunk, config.loss if teacher is not None else "", copied, has_files)
+    if config.lora is not None and is_lora_in_blocks(config, pair.student):
+        config = replace(config, recompute="block")  # blocks are decoded again in the backward pass
     layers = 1 if config.recompute == "block" else student.n_layers
     kept = [
         MemoryRow("student: activations", tokens * _activation_elements(config, student, compiled, fused) * width),
         MemoryRow("student: attention scores", _score_bytes(config, student, tokens) * layers),
     ]
-    held = _weights(config, student, width, processes)
+    held = _weights(config, pair, width, processes)
     if not on_gpu:
         held += [
             MemoryRow("Python and libraries", _LIBRARIES),
@@ -129,11 +133,15 @@ def _residency_words(residency: str, dtype: torch.dtype, *, known: bool) -> str:
 
 def checkpoint_bytes(config: Config, s: Shape) -> int:
     """Host memory of the copy of the student and its optimizer states from which a checkpoint is written."""
-    return s.n_params * ((4 if config.save_dtype == "f32" else 2) + 12)
+    trained = s.n_params if config.lora is None else lora_params(s, parse_lora(config.lora))
+    return s.n_params * (4 if config.save_dtype == "f32" else 2) + 12 * trained
 
 
-def _weights(config: Config, s: Shape, width: int, processes: int) -> list[MemoryRow]:
+def _weights(config: Config, pair: TrainingPair, width: int, processes: int) -> list[MemoryRow]:
     """The student without its activations; `width` is the byte size of its compute dtype."""
+    s = pair.student.shape
+    if config.lora is not None:
+        return _lora_weights(config, config.lora, pair, width, processes)
     p, head, block = s.n_params, s.vocab_rows * s.d_model, s.n_layer_params
     rest = p - s.n_layers * block
     states = MemoryRow("student: master weights, moments", 12 * p // processes)
@@ -149,6 +157,17 @@ def _weights(config: Config, s: Shape, width: int, processes: int) -> list[Memor
         states,
         MemoryRow("student: gradient", 4 * p),
         MemoryRow("student: compute copy", width * p if copies else 0),
+    ]
+
+
+def _lora_weights(config: Config, lora: str, pair: TrainingPair, width: int, processes: int) -> list[MemoryRow]:
+    """Frozen weights, which may stay blocks, and the pairs beside them, which alone have states and a gradient."""
+    s, in_blocks = pair.student.shape, is_lora_in_blocks(config, pair.student)
+    pairs = lora_params(s, parse_lora(lora))
+    frozen = estimate_bytes(pair.student, "q4k") if in_blocks else width * s.n_params
+    return [
+        MemoryRow(f"student: frozen weights, {'q4k' if in_blocks else 'f32' if width == 4 else 'bf16'}", frozen),
+        MemoryRow("student: adapters, moments, gradient", 12 * pairs // processes + (4 + width) * pairs),
     ]
 
 

@@ -48,20 +48,23 @@ from aprtrain.checkpoints.checkpoint import ModelIdentity
 from aprtrain.config import Config, command_fields, is_pruned, what_fields
 from aprtrain.data.batches import batch_of
 from aprtrain.guards import check_distinct
+from aprtrain.lora_spec import parse_lora
 from aprtrain.network.decoder import Decoder, hf_names, hf_parts
+from aprtrain.network.lora import add_lora
 from aprtrain.network.shape import Shape, shape_of
 from aprtrain.network.weights import (
     NetworkSource,
     edge_fingerprint,
     fill,
     fingerprint,
+    load_decoder,
     network_of,
     open_network,
     refuse_zeros,
 )
 from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings, ShardedAdamW, shard_weights
 from aprtrain.teacher.files import TeacherTargets
-from aprtrain.teacher.teacher import Teacher, note_decoded, residency_of, teacher_dtype
+from aprtrain.teacher.teacher import BlocksDecoder, Teacher, note_decoded, residency_of, teacher_dtype
 from aprtrain.world import World
 
 GATE_TOKENS = 4096
@@ -184,6 +187,11 @@ def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Deco
     settings = Settings((config.beta1, config.beta2), config.eps, config.weight_decay, config.clip)
     decoder: Decoder
     optimizer: Optimizer
+    if config.lora is not None:
+        decoder = _load_lora(config, pair.student, dtype, world.device)
+        if config.is_compiled(world.device.type):
+            decoder.compile_blocks()
+        return decoder, FlatAdamW(decoder, settings, world)
     if config.shard == "weights":
         decoder = shard_weights(shape, dtype, world)
         optimizer = ShardedAdamW(decoder, settings, world)
@@ -203,6 +211,22 @@ def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Deco
     if config.is_compiled(world.device.type):
         decoder.compile_blocks()
     return decoder, optimizer
+
+
+def is_lora_in_blocks(config: Config, student: NetworkSource) -> bool:
+    """Whether the frozen weights of --lora stay the blocks of their file."""
+    return config.lora_base == "q4k" or (config.lora_base == "auto" and residency_of(student) == "q4k")
+
+
+def _load_lora(config: Config, student: NetworkSource, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """The frozen student with pairs beside its matrices."""
+    assert config.lora is not None
+    in_blocks = is_lora_in_blocks(config, student)
+    decoder = BlocksDecoder(student, device) if in_blocks else load_decoder(student, dtype, device)
+    student.check_intact()
+    decoder.recompute = config.recompute
+    add_lora(decoder, parse_lora(config.lora), config.seed)
+    return decoder
 
 
 def load_teacher(config: Config, pair: TrainingPair, held_out: Windows, device: torch.device) -> Teacher | None:

@@ -32,6 +32,7 @@ from aprfmt.texts.shards import Corpus, open_corpus
 from aprfmt.types import JsonObject, Numbers
 from aprtrain import budget, features, guards
 from aprtrain.budget import check_means, flops_of
+from aprtrain.checkpoints.adapter import save_adapter
 from aprtrain.checkpoints.checkpoint import Saver, clear, lock_folder, prepare_folder
 from aprtrain.checkpoints.state import open_state
 from aprtrain.config import Config, changed_fields, command_fields, resolve, usual_values
@@ -542,6 +543,11 @@ def _finish(trainer: Trainer, saved: Saved, *, is_done: bool) -> Path | None:
     model = None
     if saver is not None and snapshot is not None:
         model = saver.finish(snapshot)
+        if (spec := trainer.parts.student.lora) is not None:
+            base = str(trainer.config.student or trainer.config.init)
+            masters = {k.removeprefix("master."): v for k, v in snapshot.state.items() if k.startswith("master.")}
+            paths = save_adapter(saver.folder, trainer.parts.student.shape, spec, masters, base)
+            trainer.parts.recorder.say(f"adapter: {', '.join(map(str, paths))}")
     elif saver is not None and trainer.progress.step not in saver.saved:
         raise StorageError(
             "the run was stopped, but its last checkpoint could not be saved", path=saver.folder,

@@ -52,8 +52,8 @@ from aprfmt.provenance.provenance import Provenance
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.checkpoints.state import out_tensor, save_state, tensor_bytes
 from aprtrain.features import current, reason_of
-from aprtrain.network.decoder import hf_names, hf_parts
-from aprtrain.network.shape import Shape
+from aprtrain.network.decoder import Decoder, hf_names, hf_parts
+from aprtrain.network.lora import merged
 from aprtrain.optim.adamw import Optimizer, states
 
 LINEAGE = "aprfmt.lineage"
@@ -66,7 +66,9 @@ LATEST, BEST = "latest", "best"
 MODEL = "model.apr"
 _TRIAL = "trial.apr"
 _GLANCE_S = 0.05
-_OURS = re.compile(r"(ckpt-step-|(model|trial)\.apr|tokens|latest|best|distillation_meta|metrics|report).*", re.DOTALL)
+_OURS = re.compile(
+    r"(ckpt-step-|(model|trial)\.apr|adapter|teacher|tokens|latest|best|distillation_meta|metrics|report).*", re.DOTALL
+)
 """Files that only a run writes into its folder."""
 _TORCH = {"bf16": ("BF16", torch.bfloat16), "f16": ("F16", torch.float16), "f32": ("F32", torch.float32)}
 _NAME = re.compile(r"ckpt-step-(\d{6,})\.(apr|state)", re.ASCII)
@@ -136,9 +138,9 @@ class HostBuffers:
 
 
 def copy_state(
-    optimizer: Optimizer, shape: Shape, dtype: str, host: HostBuffers, *, keeps: bool
+    optimizer: Optimizer, network: Decoder, dtype: str, host: HostBuffers, *, keeps: bool
 ) -> tuple[Weights, dict[str, Tensor]]:
-    """Copies of the live weights in the file's form, and of the optimizer states. Collective.
+    """Copies of the live weights in the file's form, LoRA pairs merged, and of the optimizer states. Collective.
 
     Without `keeps` both are empty: such a process only provides what it owns.
     """
@@ -148,11 +150,16 @@ def copy_state(
         if keeps:
             state[key] = host.copy(key, tensor)
             kind, _, name = key.partition(".")
-            if kind == "master":
-                for hf, part in hf_parts(shape, name, tensor):
+            if kind == "master" and network.lora is None:
+                for hf, part in hf_parts(network.shape, name, tensor):
                     weights[hf] = host.copy(f"{dtype} {hf}", part.to(_TORCH[dtype][1]))
     host.wait()
-    in_order = {name: weights[name] for name in hf_names(shape) if name in weights}
+    if keeps and network.lora is not None:
+        masters = {key.removeprefix("master."): value for key, value in state.items() if key.startswith("master.")}
+        for hf, part in merged(network, masters):
+            weights[hf] = host.copy(f"{dtype} {hf}", part.to(_TORCH[dtype][1]))
+        host.wait()
+    in_order = {name: weights[name] for name in hf_names(network.shape) if name in weights}
     return Weights(_TORCH[dtype][0], in_order), state
 
 

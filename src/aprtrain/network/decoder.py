@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from aprtrain.features import current, label_of, reason_of
 from aprtrain.kernels.fp8 import gated_linear, linear
 from aprtrain.kernels.gated import add_product, feed_forward, gated_product, products_agree, silu_gated
+from aprtrain.lora_spec import LoraSpec
 from aprtrain.network.attention import LABELS, AttentionPlan, Documents, attend, choose, places
 from aprtrain.network.experts import Experts, choose_experts
 from aprtrain.network.layout import FLOAT32, WEIGHTS, Layout
@@ -106,6 +107,7 @@ class Block(nn.Module):
         # A function that takes the block, and no method of it: a block that owned itself would outlive its run.
         self.function: Callable[..., Tensor] = Block.compute
         self.fuses = False
+        self.lora: dict[str, tuple[tuple[int, ...], float]] = {}  # matrix -> rows of its parts, scale
         for name in WEIGHTS:
             self.register_parameter(name, None)
             self.register_parameter(f"{name}_bias", None)
@@ -118,7 +120,7 @@ class Block(nn.Module):
     def can_fuse(self) -> bool:
         """Whether products can write silu(gate) * up at once; compiles and tries them."""
         weight, s = self.gate_up, self.shape
-        if not isinstance(weight, Tensor) or not weight.is_cuda or not s.gated or s.act != "silu":
+        if self.lora or not isinstance(weight, Tensor) or not weight.is_cuda or not s.gated or s.act != "silu":
             return False
         has_bias = self.gate_up_bias is not None or self.down_bias is not None
         fits = not has_bias and len(weight) % 16 == 0 and weight.shape[1] % 8 == 0
@@ -152,7 +154,13 @@ class Block(nn.Module):
         return fits and is_last and not torch.is_grad_enabled()
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        return linear(x, getattr(self, name), getattr(self, f"{name}_bias"))
+        y = linear(x, getattr(self, name), getattr(self, f"{name}_bias"))
+        if name not in self.lora:
+            return y
+        sizes, scale = self.lora[name]
+        few = functional.linear(x, getattr(self, f"{name}_lora_a")).chunk(len(sizes), -1)
+        parts = getattr(self, f"{name}_lora_b").split(sizes)
+        return y + scale * torch.cat([functional.linear(h, b) for h, b in zip(few, parts, strict=True)], -1)
 
     def _normed(self, x: Tensor, name: str, eps: float | None = None) -> Tensor:
         """`x` itself where there is no such norm; of heads one by one, or all at once where the weight is as long."""
@@ -207,7 +215,7 @@ class Block(nn.Module):
         return y + self._down(self._linear(y_NTD, "shared_gate_up"), "shared_down")
 
     def _down(self, up: Tensor, name: str) -> Tensor:
-        if self.shape.gated and self.shape.act == "silu":
+        if self.shape.gated and self.shape.act == "silu" and name not in self.lora:
             return gated_linear(up, getattr(self, name), getattr(self, f"{name}_bias"))
         return self._linear(self._activated(up), name)
 
@@ -275,6 +283,7 @@ class Decoder(nn.Module):
 
     Attributes:
         shape: what it is.
+        lora: the pairs beside its frozen matrices, see `network.lora`; None: all weights are trained.
         recompute: "none", or "block": blocks keep only their input for the backward pass.
     """
 
@@ -287,6 +296,7 @@ class Decoder(nn.Module):
         """A network whose parameters are NaN until their values are written."""
         super().__init__()
         self.shape = shape
+        self.lora: LoraSpec | None = None
         self.recompute = "none"
         self.blocks = nn.ModuleList(Block(shape, shape.kinds[kind], dtype, device) for kind in shape.layer_kinds)
         self.register_parameter("norm_bias", None)
@@ -299,6 +309,10 @@ class Decoder(nn.Module):
     def head_weight(self) -> Tensor:
         """The output head [vocab_rows, D]; the embedding where it is tied."""
         return self.embed if self.shape.tied else self.head
+
+    def whole(self, parameter: str) -> Tensor:
+        """The values of a parameter, without a gradient."""
+        return self.get_parameter(parameter).detach()
 
     def head_rows(self, n: int) -> Tensor:
         """The first `n` rows of the head [n, D], of which no gradient is formed."""
@@ -341,8 +355,8 @@ class Decoder(nn.Module):
 
     @property
     def trains(self) -> bool:
-        """Whether its weights have gradients."""
-        return self.norm.requires_grad
+        """Whether its weights have gradients, or the pairs beside them."""
+        return self.norm.requires_grad or self.lora is not None
 
     @property
     def role(self) -> str:

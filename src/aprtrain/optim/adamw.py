@@ -236,7 +236,7 @@ class FlatAdamW:
 
     def __init__(self, network: torch.nn.Module, settings: Settings = Settings(), world: World | None = None) -> None:
         """The network computes in the dtype of its parameters from now on."""
-        self._parameters = dict(network.named_parameters())
+        self._parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
         self.shapes: Mapping[str, tuple[int, ...]] = {n: tuple(p.shape) for n, p in self._parameters.items()}
         first = next(iter(self._parameters.values()))
         self._world = world or World(first.device)

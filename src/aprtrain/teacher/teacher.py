@@ -18,6 +18,7 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import MissingDependencyError, RefusedError
@@ -133,10 +134,29 @@ class BlocksDecoder(Decoder):
             return super().look_up(tokens_NT)
         return pick_rows(parts[0], tokens_NT.reshape(-1)).view(*tokens_NT.shape, -1)
 
+    def whole(self, parameter: str) -> Tensor:
+        """The values of a parameter, decoded where it stays blocks."""
+        parts = self.stored.get(parameter)
+        if parts is None:
+            return super().whole(parameter)
+        rows = [torch.empty(p.shape, dtype=torch.bfloat16, device=p.stored_B.device) for p in parts]
+        return torch.cat([decode(part, out) for part, out in zip(parts, rows, strict=True)])
+
     def _run(self, block: nn.Module, *inputs: object) -> Tensor:
-        for blocks, target in self._targets[block]:
-            decode(blocks, target)
-        return super()._run(block, *inputs)
+        if not torch.is_grad_enabled():
+            return self._decoded(block, *inputs)
+        # The next layer takes the scratch: the backward pass decodes again, and runs the layer again.
+        out = checkpoint(self._decoded, block, *inputs, use_reentrant=False)
+        assert isinstance(out, Tensor)
+        return out
+
+    def _decoded(self, block: nn.Module, *inputs: object) -> Tensor:
+        with torch.no_grad():
+            for blocks, target in self._targets[block]:
+                decode(blocks, target)
+        out = block(*inputs)
+        assert isinstance(out, Tensor)
+        return out
 
 
 # --- products in e4m3 ---

@@ -1,0 +1,86 @@
+"""LoRA: low-rank updates beside the frozen matrices of a Decoder (Hu et al., 2021, arXiv 2106.09685).
+
+    y = W x + alpha / r B A x
+
+A [r, in] is random, B [out, r] starts at zero. A fused matrix (Q, K and V; gate and up) has one pair for each of its
+parts, as PEFT has: A of the parts lie one below the other, and so do the rows of B.
+
+Shape suffixes: N positions, I inputs, O outputs, R rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from aprfmt.errors import UsageError
+from aprtrain.lora_spec import HINT, TARGETS, LoraSpec
+from aprtrain.network.decoder import Block, Decoder, hf_names, hf_parts, parts_of
+from aprtrain.network.shape import Shape
+
+
+def adapted(shape: Shape, spec: LoraSpec) -> list[tuple[str, int, int, int]]:
+    """(parameter of Decoder, number of parts, rows, columns) of each matrix that gets a pair."""
+    found = []
+    for name, parts in parts_of(shape).items():
+        if name.startswith("blocks.") and name.rpartition(".")[2] in TARGETS[spec.targets]:
+            found.append((name, len(parts), sum(size[0] for _, _, size in parts), parts[0][2][-1]))
+    return found
+
+
+def lora_params(shape: Shape, spec: LoraSpec) -> int:
+    """How many values are trained."""
+    return sum(spec.rank * (parts * cols + rows) for _, parts, rows, cols in adapted(shape, spec))
+
+
+def add_lora(decoder: Decoder, spec: LoraSpec, seed: int) -> None:
+    """Freezes a decoder and gives its matrices pairs, in its dtype, the same on every device.
+
+    Raises UsageError for a rank above the smaller side of a matrix.
+    """
+    decoder.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    like = decoder.norm
+    for name, parts, rows, cols in adapted(decoder.shape, spec):
+        if spec.rank > min(rows, cols):
+            raise UsageError(f"--lora r={spec.rank} exceeds {name} of {rows} x {cols}", hint=HINT)
+        a = torch.empty(parts * spec.rank, cols).uniform_(-1, 1, generator=generator) / math.sqrt(cols)
+        owner, _, parameter = name.rpartition(".")
+        block = decoder.get_submodule(owner)
+        assert isinstance(block, Block)
+        block.register_parameter(f"{parameter}_lora_a", nn.Parameter(a.to(like)))
+        block.register_parameter(f"{parameter}_lora_b", nn.Parameter(torch.zeros(rows, spec.rank).to(like)))
+        sizes = tuple(size[0] for _, _, size in parts_of(decoder.shape)[name])
+        block.lora = {**block.lora, parameter: (sizes, spec.scale)}
+    decoder.lora = spec
+
+
+def pairs(shape: Shape, spec: LoraSpec, masters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """(Hugging Face name of the weight, A [R, I], B [O, R]) of each part, from pairs by parameter name."""
+    for name, parts, _, _ in adapted(shape, spec):
+        a, b = masters[f"{name}_lora_a"], masters[f"{name}_lora_b"]
+        for (hf, first, size), part_a in zip(parts_of(shape)[name], a.chunk(parts), strict=True):
+            yield hf, part_a, b.narrow(0, first, size[0])
+
+
+@torch.no_grad()
+def merged(decoder: Decoder, masters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Hugging Face tensors of the decoder with its pairs added, float32 where there is one, in the network's order.
+
+    `masters` are the float32 pairs by parameter name. Each tensor is good until the next is asked for.
+    """
+    spec = decoder.lora
+    assert spec is not None
+    changes = {hf: (a, b) for hf, a, b in pairs(decoder.shape, spec, masters)}
+    whole, of = torch.empty(0), ""
+    for hf, (parameter, _, _) in hf_names(decoder.shape).items():
+        if parameter != of:
+            whole, of = decoder.whole(parameter), parameter
+        part = dict(hf_parts(decoder.shape, parameter, whole))[hf]
+        if hf in changes:
+            a, b = (each.to(part.device) for each in changes[hf])
+            part = part.float() + spec.scale * (b.float() @ a.float())
+        yield hf, part
