@@ -456,7 +456,7 @@ APRTRAIN = (
     Mutation("narrow heads are taken", "aprfmt/tokenizer/alignment.py:align",
         "test_alignment.py::test_a_head_narrower_than_the_vocabulary_is_refused",
         "rows < n_real", "False"),
-    Mutation("a q4k teacher goes through float32", "aprtrain/teacher/teacher.py:BlocksDecoder._run",
+    Mutation("a q4k teacher goes through float32", "aprtrain/teacher/teacher.py:BlocksDecoder._decoded",
         "test_teacher.py::test_no_matrix_is_ever_float32",
         "decode(blocks, target)", "target.copy_(decode(blocks, torch.empty_like(target)).float())"),
     Mutation("a q4k teacher has scratch for every layer", "aprtrain/teacher/teacher.py:BlocksDecoder._share_scratch",
