@@ -30,6 +30,7 @@ def evaluate(
     limit: int | None = None,
     text_field: str = "text",
     vocab_policy: str = "shared",
+    threads: int = 0,
     log: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
     """Computes loss and perplexity of the model `file` on the text of `data`.
@@ -48,6 +49,7 @@ def evaluate(
         text_field: field of a record's text.
         vocab_policy: if the teacher has tokens that the model lacks: refuse ("shared"), or compare over the shared
             tokens ("renormalise"); `dropped_mass` is the probability of the others.
+        threads: llama.cpp threads; 0: half of the CPUs.
         log: called with progress lines.
 
     Raises:
@@ -63,14 +65,17 @@ def evaluate(
         raise UsageError(f"unknown vocab_policy {vocab_policy!r:.40}", hint="use shared or renormalise")
     if vocab_policy != "shared" and teacher is None:
         raise UsageError("vocab_policy needs a teacher to compare with", hint="add --teacher FILE, or leave it out")
+    check_numbers(threads=(threads, 0))
     _check_engine(engine, device)
     if (engine or _engine_for([model, *([other] if other is not None else [])], device)) == "llama":
         from aprfmt.running import evaluation_llama
 
         return evaluation_llama.score(
             model, text, teacher=other, seq_len=seq_len, limit=limit, text_field=text_field, vocab_policy=vocab_policy,
-            log=log,
+            threads=threads, log=log,
         )  # fmt: skip
+    if threads:
+        raise UsageError("threads applies to llama.cpp, but the engine is torch", hint="leave out threads")
     if find_spec("torch") is None:
         raise MissingDependencyError("this evaluation needs torch", hint="pip install torch")
     from aprtrain.evaluate import score

@@ -87,3 +87,14 @@ def test_a_page_and_wrong_options(apr: Any, pair: tuple[Path, Path], tmp_path: P
     ):
         assert apr("diff", *pair, *words).code == 2
     assert apr("diff", pair[0], pair[0], "--values", "--json").json["tensors"] == []
+
+
+def test_equal_changes_share_an_entry(apr: Any, tiny_gguf: Path, tmp_path: Path) -> None:
+    other = tmp_path / "q8.gguf"
+    assert apr("quantize", tiny_gguf, "q8_0", "-o", other, "--quiet").code == 0
+    done = apr("diff", tiny_gguf, other)
+    assert done.code == 1
+    assert "tensor model.layers.0.self_attn.o_proj.weight and 3 more tensors: dtype\n" in done.stdout
+    n = len(apr("diff", tiny_gguf, other, "--json").json["differences"])
+    assert f"different: {n} differences" in done.stdout
+    assert done.stdout.count(": dtype\n") < n

@@ -123,7 +123,7 @@ def test_the_smallest_are_carried_up_to_the_size_and_the_rest_is_said(folder: Pa
             assert not report.lossless
             (loss,) = report.losses
             assert all(f"{name} (" in loss for name in left)
-            assert loss.endswith("in total, --carry 26kB carries all of them")
+            assert loss.endswith("in total; apr convert --carry 26kB carries all of them")
         back = tmp_path / f"back-{options['carry']}"
         aprfmt.export_model(tmp_path / "m.apr", back, format="hf")
         assert files(folder).keys() - files(back).keys() == set(left)

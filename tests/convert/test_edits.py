@@ -32,9 +32,9 @@ def stamped(apr: Path, **values: Any) -> Path:
 
 
 def test_a_stamped_chat_template_reaches_the_folder(apr: Path, tmp_path: Path) -> None:
-    report = aprfmt.export_model(stamped(apr, chat_template="NEW"), tmp_path / "out")
+    report = aprfmt.export_model(stamped(apr, chat_template="{{ messages }}"), tmp_path / "out")
     assert not report.lossless
-    assert json.loads((tmp_path / "out/tokenizer_config.json").read_text())["chat_template"] == "NEW"
+    assert json.loads((tmp_path / "out/tokenizer_config.json").read_text())["chat_template"] == "{{ messages }}"
     assert (tmp_path / "out/README.md").read_text() == "card"
 
 

@@ -162,7 +162,7 @@ def test_keys_of_a_gguf_change_an_apr(tmp_path: Path) -> None:
         "llama.context_length": 64,
         "general.tags": ["a", "b"],
         "general.url": "somewhere",
-        "tokenizer.chat_template": "{{ x }}",
+        "tokenizer.chat_template": "{{ messages }}",
         "tokenizer.ggml.eot_token_id": 5,
     }
     stamp(tmp_path / "m.apr", tmp_path / "s.apr", set=values)

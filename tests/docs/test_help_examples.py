@@ -136,6 +136,7 @@ def write_texts(root: Path) -> None:
         (root / f"{name}.jsonl").write_text("\n".join(texts))
     turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "The fox."}]
     (root / "chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    (root / "chat.json").write_text(json.dumps(turns[:1]))
     (root / "table.csv").write_text("body\none\ntwo\n")
     (root / "src").mkdir()
     for n, text in enumerate(functions(60, seed=1)):
@@ -281,6 +282,7 @@ SETUPS = {
     "merge a.gguf": fine_tunes,
     "export model.apr -o mmproj.gguf": of_towers,
     "--unset general.url": with_a_url,
+    "meta unset model.gguf general.url": with_a_url,
     "--ids": with_qwen3_tokenizer,
     "--image": that_sees,
 }
@@ -303,7 +305,7 @@ def test_the_example_runs(
 ) -> None:
     folder = tmp_path / "here"
     setups = [setup for text, setup in SETUPS.items() if text in line]
-    changed = setups or "--in-place" in line  # else nothing is written into a file that is there
+    changed = setups or "--in-place" in line or "apr meta" in line  # else nothing is written into a file that is there
     shutil.copytree(world, folder, copy_function=shutil.copy2 if changed else os.link)
     monkeypatch.chdir(folder)
     _, found, rest = line.replace("torchrun --nproc-per-node 2 -m aprfmt ", "apr ").partition("apr ")

@@ -255,14 +255,19 @@ def test_offline_nothing_is_sent(hub: Hub, gguf: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UsageError, match="HF_HUB_OFFLINE"):
         aprfmt.push(gguf, "org/name")
+    found = aprfmt.push(gguf, "org/name", plan=True, no_license=True)
+    assert [file.name for file in found.files] == [gguf.name]
+    assert (found.created, found.warnings[-1].partition(":")[0]) == (False, "HF_HUB_OFFLINE is set")
     assert hub.requests == []
 
 
 def test_without_a_network_the_hint_is_about_sending(hub: Hub, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
     with pytest.raises(StorageError, match="cannot be reached") as caught:
-        aprfmt.push(gguf, "org/name", plan=True)
+        aprfmt.push(gguf, "org/name", no_license=True)
     assert caught.value.hint == "check the network and its proxies"
+    found = aprfmt.push(gguf, "org/name", plan=True, no_license=True)
+    assert "cannot be reached" in found.warnings[-1]
 
 
 def test_what_was_pushed_is_read_back(hub: Hub, gguf: Path) -> None:

@@ -377,6 +377,18 @@ def _stamp(run: Run) -> None:
         _look_at_output(run, "stamp", out)
 
 
+def _meta(run: Run) -> None:
+    def look() -> None:
+        for key in aprfmt.metadata(run.path).keys[:9]:
+            aprfmt.metadata_value(run.path, key.key)
+
+    out = run.at / "out" / ("meta" + run.path.suffix)
+    run.attempt("meta list", look)
+    done = run.attempt("meta set", lambda: aprfmt.edit_metadata(run.path, {"license": "MIT"}, out))
+    if done is not None:
+        _look_at_output(run, "meta set", out)
+
+
 def _rewrite(run: Run) -> None:
     if not run.path.is_file() or aprfmt.detect(run.path) != "apr-v2":
         return
@@ -446,6 +458,7 @@ TARGETS: dict[str, Callable[[Run], None]] = {
     **{name: partial(_convert, name=name) for name in _OUTPUTS},
     **{name: partial(_command, name=name) for name in _COMMANDS},
     "stamp": _stamp,
+    "meta": _meta,
     "rewrite": _rewrite,
     "read_v1": _read_v1,
     "load": lambda run: run.attempt("load_file", lambda: aprfmt.load_file(run.path)),

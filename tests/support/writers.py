@@ -177,6 +177,10 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "stamp in place": command("stamp", "OUT/m.apr", "--in-place", "--license", "MIT", "--quiet"),
     "stamp a gguf in place": command("stamp", "OUT/m.gguf", "--in-place", "--set", "general.name=another", "--quiet"),
+    "stamp a folder in place": command(
+        "stamp", "OUT/hf-parts", "--in-place", "--license", "MIT", "--set", "rope_theta=7", "--quiet"
+    ),
+    "stamp a safetensors file in place": command("stamp", "OUT/m.safetensors", "--in-place", "--set", "a=b", "--quiet"),
     "inspect folder": command("inspect", "IN/hf", "--json"),
     "inspect apr": command("inspect", "IN/m.apr", "--json", "--quality"),
     "tensors": command("tensors", "IN/m.gguf", "--json", "--hash", "--stats"),

@@ -201,7 +201,8 @@ def test_conversations_that_a_template_does_not_take(
     template: str | None, words: str, hint: str, wanted: int, refused: Refused, teacher_file: Path, tmp_path: Path
 ) -> None:
     aprfmt.prune_model(teacher_file, tmp_path / "pruned.apr", keep_layers=[0])
-    aprfmt.stamp(tmp_path / "pruned.apr", tmp_path / "s.apr", set={"tokenizer.chat_template": template})
+    values = {"tokenizer.chat_template": template}
+    aprfmt.stamp(tmp_path / "pruned.apr", tmp_path / "s.apr", set=values, check_template=False)
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"{n}", "completion": "x"}) + "\n" for n in range(20)))
     code, error = refused(student=tmp_path / "s.apr", more=("--data", str(path), "--repeat"))

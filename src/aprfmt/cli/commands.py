@@ -58,6 +58,7 @@ COMMANDS = {
             "shard", "convert:ShardCommand", "Split into .apr files of limited size, with a manifest.", "Convert"
         ),
         CommandRow("stamp", "stamp:Stamp", "Edit metadata; tensor data is copied unchanged.", "Convert"),
+        CommandRow("meta", "meta:meta", "Read and edit metadata by key; show, set, try chat templates.", "Convert"),
         CommandRow("run", "run:RunCommand", "Generate text, chat or compute embeddings with llama.cpp.", "Run"),
         CommandRow("bench", "bench:Bench", "Benchmark speed and memory in llama.cpp.", "Run"),
         CommandRow("push", "push", "Upload a model to the hub, with a model card.", "Convert"),

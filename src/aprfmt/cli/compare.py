@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ import aprfmt
 from aprfmt.cli.options import BaseOption, ForceOption
 from aprfmt.cli.output import as_text, out, pairs, printable, progress_bar, table, width, wrapped
 from aprfmt.errors import UsageError
-from aprfmt.text import format_bytes, plural
+from aprfmt.text import first_few, format_bytes, plural
 
 if TYPE_CHECKING:
     from aprfmt.inspection.comparison import Comparison, ModelDifference
@@ -78,12 +78,16 @@ def diff(
 def _comparison(found: Comparison, top: int, output: Path | None) -> Iterator[str]:
     ranked = {row.name for row in found.tensors or ()}
     rows = [row for row in found.differences if row.kind != "tensor" or row.name not in ranked]
-    for row in rows[:_MAX_DIFFERENCES]:
-        yield f"{out.style(row.kind, 'cyan')} {out.style(printable(row.name), 'bold')}{_difference_detail(row)}"
+    groups = _grouped(rows)
+    for row, names in groups[:_MAX_DIFFERENCES]:
+        more = f" and {plural(len(names), f'more {row.kind}')}" if names else ""
+        yield f"{out.style(row.kind, 'cyan')} {out.style(printable(row.name), 'bold')}{more}{_difference_detail(row)}"
+        yield from wrapped(printable(first_few(names)), indent=2) if names else ()
         for mark, style, value in (("-", "red", row.a), ("+", "green", row.b)):
             yield f"  {out.style(mark, style)} {'(absent)' if value is None else printable(as_text(value))}"
-    if len(rows) > _MAX_DIFFERENCES:
-        yield f"… {len(rows) - _MAX_DIFFERENCES} more; --json lists all"
+    if len(groups) > _MAX_DIFFERENCES:
+        left = sum(1 + len(names) for _, names in groups[_MAX_DIFFERENCES:])
+        yield f"… {left} more; --json lists all"
     yield from found.notes
     yield from _figures(found, top)
     if output is not None:
@@ -92,6 +96,19 @@ def _comparison(found: Comparison, top: int, output: Path | None) -> Iterator[st
     counts = f", {plural(n, 'tensor')} compared" if n else ""
     n = len(found.differences)
     yield f"same{counts}" if found.identical else f"different: {plural(n, 'difference')}{counts}"
+
+
+def _grouped(rows: Sequence[ModelDifference]) -> list[tuple[ModelDifference, list[str]]]:
+    """The differences with the names of those that are equal, such as tensors that all change from F16 to Q8_0."""
+    groups: dict[object, tuple[ModelDifference, list[str]]] = {}
+    for row in rows:
+        alike = row.distance is None and row.first_difference is None
+        key = (row.kind, row.what, as_text(row.a), as_text(row.b)) if alike else id(row)
+        if key in groups:
+            groups[key][1].append(row.name)
+        else:
+            groups[key] = (row, [])
+    return [*groups.values()]
 
 
 def _difference_detail(row: ModelDifference) -> str:

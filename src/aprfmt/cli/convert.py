@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from aprfmt.cli.conversion import Conversion, say_what_is_written
 from aprfmt.cli.options import ModelArgument, OutputOption, with_options
+from aprfmt.cli.output import out
 from aprfmt.convert.options import Access, ConvertCall, ImportCall
+from aprfmt.errors import UsageError
 from aprfmt.schema import OptionRow, rows
 
 _ALL = rows(ConvertCall, OptionRow)
@@ -60,7 +64,10 @@ class Convert(Conversion):
         """Runs the command."""
         from aprfmt.convert.api import convert_model
 
-        say_what_is_written(self.output, self.given().get("format"))
+        given = self.given()
+        if given.get("format") == "mlx" and "-q" in out.arguments and not {"bits", "recipe"} & {*given}:
+            raise UsageError("-q is --quiet and does not quantize; --bits 4 does")
+        say_what_is_written(self.output, given.get("format"))
         self.run("converting", convert_model, self.file, self.output)
 
 
@@ -98,6 +105,15 @@ class ShardCommand(Conversion):
         from aprfmt.convert.api import convert_model
         from aprfmt.convert.parsing import parse_size
 
+        if self.output.suffix.lower() in (".gguf", ".apr", ".safetensors"):
+            parts = sorted(Path(self.file).glob("*-00001-of-*.gguf"))  # GGUFs are named by their first part
+            source = str(parts[0]) if len(parts) == 1 else self.file
+            join = shlex.join(["apr", "convert", source, "-o", str(self.output)])
+            raise UsageError(
+                f"shard writes a folder of .apr shards, not a {self.output.suffix} file",
+                path=self.output,
+                hint=f"to join shards: {join}; to split into several GGUFs: {join} --shard-size 5GB",
+            )
         shard_size = self.given().get("shard_size", _OF_SHARD["shard_size"].default)
         parse_size(shard_size, name="shard_size")  # other commands accept 0: no limit
         self.run("sharding", convert_model, self.file, self.output, format="apr-shards", shard_size=shard_size)

@@ -15,10 +15,10 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli.output import out
 from aprfmt.errors import (
@@ -31,6 +31,9 @@ from aprfmt.errors import (
     out_of_memory,
     storage_error,
 )
+
+if TYPE_CHECKING:
+    from aprfmt.cli.other_tools import Suggestion
 
 EXIT_INTERNAL = 70
 EXIT_BROKEN_PIPE = 141
@@ -82,6 +85,20 @@ def report(error: BaseException) -> int:
     return out.failure_exit or code if code < 128 else code
 
 
+def meant(error: BaseException, arguments: Sequence[str]) -> Suggestion | None:
+    """Our command line for one that typer refused with `error`, if it means the same; else None."""
+    if not isinstance(error, Exception) or isinstance(error, AprError | OSError | MemoryError):
+        return None
+    import typer
+
+    if not isinstance(error, typer.TyperException):
+        return None
+    from aprfmt.cli.other_tools import suggest
+
+    found = suggest(arguments, error)
+    return found if found is not None and found.runs(arguments) else None
+
+
 def classify(error: BaseException) -> tuple[int, AprError]:
     """The exit code of `error`, and its description as an AprError."""
     return _panic(error) if is_panic(error) else _classify(error)
@@ -104,16 +121,8 @@ def _classify(error: BaseException) -> tuple[int, AprError]:
             return getattr(error, "number", 0) + exit_code, AprError(text, code=code)
     import typer
 
-    from aprfmt.cli.other_tools import complete, place_extra
-
     if isinstance(error, typer.TyperException):
-        known, missing = _missing(error)
-        near = _nearest(error)
-        message: str = _all_missing(missing) or (str(getattr(error, "message", "")) if near else error.format_message())
-        line = complete(out.arguments, known, missing) if missing else ""
-        if (context := getattr(error, "ctx", None)) is not None and "extra argument" in message:
-            line = place_extra(out.arguments, context.command.params) or ""
-        return 2, _usage_error(message, near, line)
+        return 2, _usage_error(error)
     message = f"internal error: {type(error).__name__}: {error}"
     hint = "set APR_DEBUG=1 for a traceback; please report this bug"
     return EXIT_INTERNAL, AprError(message, code="internal", hint=hint)
@@ -166,36 +175,27 @@ def _nearest(error: Exception) -> list[str]:
     ]
 
 
-def _missing(error: Exception) -> tuple[list[Any], list[Any]]:
-    """(the command's parameters, the missing required ones); typer reports only the first."""
-    context, first = getattr(error, "ctx", None), getattr(error, "param", None)
-    if context is None or first is None or type(error).__name__ != "MissingParameter":
-        return [], []
-    given = {word.partition("=")[0] for word in out.arguments}
-    known = context.command.params
-    options = [p for p in known if p.required and p.param_type_name == "option" and p is not first]
-    return known, [first, *(option for option in options if not given & {*option.opts})]
+def _usage_error(error: Exception) -> UsageError:
+    """typer's error as one sentence, with what to type."""
+    from aprfmt.cli.commands import COMMANDS
+    from aprfmt.cli.other_tools import missing_of, suggest
+
+    near = _nearest(error)
+    _, missing = missing_of(error, out.arguments)
+    message = str(getattr(error, "message", "")) if near else error.format_message()  # type: ignore[attr-defined]
+    message = (_all_missing(missing) or message).replace("valid int range", "integer")
+    message = message.replace("valid float range", "number").strip(" .")
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    if (ours := suggest(out.arguments, error)) is not None:
+        hint = f"{ours.hint()}; "
+    if out.command in COMMANDS:
+        hint += f"apr {out.command} --help"
+    else:
+        hint = hint.removesuffix("; ") if ours is not None else f"{hint}apr --help"
+    return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 
 def _all_missing(missing: list[Any]) -> str | None:
     """The message if several parameters are missing, else None."""
     names = [p.human_readable_name if p.param_type_name == "argument" else max(p.opts, key=len) for p in missing]
     return f"Missing {' and '.join(names)}" if len(names) > 1 else None
-
-
-def _usage_error(message: str, near: list[str], line: str) -> UsageError:
-    """typer's message as one sentence; the names that are `near`, or the command `line`, start the hint."""
-    from aprfmt.cli.commands import COMMANDS
-    from aprfmt.cli.other_tools import no_such_command, rephrase
-
-    message = message.replace("valid int range", "integer").replace("valid float range", "number").strip(" .")
-    message = message[:1].lower() + message[1:]
-    if elsewhere := no_such_command(out.command):
-        return UsageError(message, hint=elsewhere)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    if line:
-        hint = f"{line}; "
-    if ours := rephrase(out.arguments):
-        hint = f"apr equivalent: {ours}; "
-    command = f"apr {out.command}" if out.command in COMMANDS else "apr"
-    return UsageError(message, hint=f"{hint}{command} --help")

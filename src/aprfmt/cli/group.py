@@ -12,13 +12,17 @@ from typer.core import TyperGroup
 
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.complete import SHELL_OPTIONS
-from aprfmt.cli.output import out
+from aprfmt.cli.output import out, width
 from aprfmt.cli.sections import EVERYWHERE, SectionedCommand
 from aprfmt.errors import RunError, UsageError
 
 _EPILOG = """Every command reads .apr, .gguf, .safetensors, *.safetensors.index.json and Hugging Face
 folders; formats are detected by content, not by suffix. Add --json for one JSON object on stdout. Run
 `apr COMMAND --help` for options and examples."""
+
+
+_WIDEST = 140
+"""Columns of --help in a wider terminal: longer lines are hard to read."""
 
 
 class _Formatter(Protocol):
@@ -48,7 +52,10 @@ class _Group(TyperGroup):
 
 def build(wanted: str | None) -> typer.Typer:
     """The command line. Imports only the module of command `wanted`, or every module if it is None."""
-    settings = {"help_option_names": ["-h", "--help"]}
+    columns = min(_WIDEST, width())
+    settings: dict[str, Any] = {
+        "help_option_names": ["-h", "--help"], "terminal_width": columns, "max_content_width": columns,
+    }  # fmt: skip
     app = typer.Typer(
         cls=_Group,
         suggest_commands=False,  # failures.py does, by the table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -66,16 +67,11 @@ class ImatrixCommand(Common, LlamaMachine):
                     raise UsageError(f"--{field.name.replace('_', '-')} does not apply to --merge")
             report = aprfmt.merge_imatrix(self.files, self.output, plan=self.plan, force=self.force)
         else:
-            if len(self.files) != 1:
-                raise UsageError("pass one model", hint="use --merge for several importance matrices")
-            if not self.data:
-                raise UsageError(
-                    "--data is missing", hint=f"apr imatrix {self.files[0]} --data text.txt -o {self.output}"
-                )
+            data = self._texts()
             with progress_bar("computing", tokens) as progress:
                 report = aprfmt.imatrix(
                     self.files[0],
-                    self.data,
+                    data,
                     self.output,
                     chunks=self.chunks,
                     chunk_size=self.chunk_size,
@@ -93,6 +89,19 @@ class ImatrixCommand(Common, LlamaMachine):
         for warning in report.warnings:
             out.warning(warning)
         out.result(report.to_json(), _text(report, self.plan))
+
+    def _texts(self) -> list[Path]:
+        """The texts: --data, or else the files behind the model."""
+        model, *more = self.files
+        if more and (self.data or any(name.endswith((".gguf", ".dat")) for name in more)):
+            raise UsageError("pass one model", hint="use --merge for several importance matrices")
+        if more and self.force and "--force" not in out.arguments:
+            hint = shlex.join(["apr", "imatrix", model, "--data", *more, "-o", str(self.output)])
+            raise UsageError("-f is --force here; --data names the text", hint=hint)
+        found = self.data or [Path(name) for name in more]
+        if not found:
+            raise UsageError("--data is missing", hint=f"apr imatrix {model} --data text.txt -o {self.output}")
+        return found
 
 
 def _text(report: ImatrixReport, plan: bool) -> Iterator[str]:

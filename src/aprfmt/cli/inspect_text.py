@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import aprfmt
@@ -12,7 +12,8 @@ from aprfmt.text import first_few, format_bytes, format_count, format_shape, plu
 
 if TYPE_CHECKING:
     from aprfmt.codecs.dtypes import DtypeTotals
-    from aprfmt.inspection.describe import AdapterInfo, Carried, Inspection, StoredKey, TowerInfo
+    from aprfmt.formats.stored_keys import StoredKey
+    from aprfmt.inspection.describe import AdapterInfo, Carried, Inspection, TowerInfo
     from aprfmt.inspection.head import HeadInfo
     from aprfmt.inspection.quality import Quality
     from aprfmt.inspection.tokenizer_info import TokenizerInfo
@@ -41,14 +42,19 @@ def _inspection(found: Inspection) -> Iterator[str]:
     if found.quality is not None:
         yield from _quality(found.quality)
     if found.stored is not None:
-        keys = [[key.key, _stored_type(key), shorten(as_text(key.value), _VALUE_WIDTH)] for key in found.stored]
-        yield from ("", *table(["key", "type", "value"], keys))
+        yield from ("", *key_table(found.stored))
     if found.tensors is not None:
         rows = [[t.name, t.dtype, format_shape(t.shape), format_bytes(t.n_bytes)] for t in found.tensors]
         yield from ("", *table(["tensor", "dtype", "shape", "size"], rows, right="size", spare="size shape"))
     if found.vocabulary:
         tokens = [[str(i), repr(token)] for i, token in enumerate(found.vocabulary)]
         yield from ("", *table(["id", "token"], tokens, right="id"))
+
+
+def key_table(keys: Sequence[StoredKey]) -> list[str]:
+    """Metadata keys with types and shortened values."""
+    cells = [[key.key, _stored_type(key), shorten(as_text(key.value), _VALUE_WIDTH)] for key in keys]
+    return table(["key", "type", "value"], cells)
 
 
 def _stored_type(key: StoredKey) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import aprfmt
+from aprfmt.cli.ci import JunitOption, SarifOption, ci_reports
 from aprfmt.cli.output import out, pairs, printable, width
 from aprfmt.errors import UsageError
 from aprfmt.text import plural
@@ -39,6 +40,8 @@ def lint(
         list[str] | None, typer.Option(metavar="ID", help="Skip these rules; repeatable, with globs.")
     ] = None,
     list_rules: Annotated[bool, typer.Option("--list", help="List all rules with what they require and why.")] = False,
+    junit: JunitOption = None,
+    sarif: SarifOption = None,
 ) -> int:
     """Check a model file against best practices: license, tokenizer, keys, names, dtypes, shards.
 
@@ -49,6 +52,7 @@ def lint(
     apr lint model.gguf
     apr lint ./Qwen2.5-0.5B --fail-at error
     apr lint model.apr --ignore 'provenance.*' --json
+    apr lint model.gguf --sarif lint.sarif
     apr lint --list
     """
     if list_rules:
@@ -58,7 +62,12 @@ def lint(
         return 0
     if file is None:
         raise UsageError("FILE is missing", hint="apr lint FILE; apr lint --list")
-    found = aprfmt.lint(file, fail_at=fail_at, select=select or (), ignore=ignore or ())
+    with ci_reports("lint", file, junit, sarif) as write:
+        found = aprfmt.lint(file, fail_at=fail_at, select=select or (), ignore=ignore or ())
+        if junit or sarif:
+            from aprfmt.inspection.ci_reports import cases_of_lint
+
+            write(cases_of_lint(found))
     out.result(found.to_json(), _findings(found))
     return 0 if found.passed else 1
 

@@ -11,6 +11,7 @@ import typer
 
 import aprfmt
 from aprfmt import formats
+from aprfmt.cli.ci import JunitOption, SarifOption, ci_reports
 from aprfmt.cli.complete import complete_architecture
 from aprfmt.cli.inspect_text import show
 from aprfmt.cli.options import BaseOption, FilterOption, ModelArgument
@@ -181,6 +182,8 @@ def validate(
     manifest: Annotated[
         str | None, typer.Option(metavar="FILE", help="Compare every file of a list in sha256sum's format.")
     ] = None,
+    junit: JunitOption = None,
+    sarif: SarifOption = None,
 ) -> int:
     """Check checksums, offsets, values, names, shapes and tokenizer; list the file's checksums.
 
@@ -189,11 +192,16 @@ def validate(
     \b
     apr validate model.apr
     apr validate model.gguf --strict --min-score 95 --json
+    apr validate model.gguf --junit validate.xml
     """
-    with progress_bar("validating") as progress:
+    with progress_bar("validating") as progress, ci_reports("validate", file, junit, sarif) as write:
         found = aprfmt.validate(
             file, strict=strict, min_score=min_score, base=base, sha256=sha256, manifest=manifest, progress=progress
         )
+        if junit or sarif:
+            from aprfmt.inspection.ci_reports import cases_of_validation
+
+            write(cases_of_validation(found))
     out.result(found.to_json(), _validation(found, min_score))
     return 0 if found.passed else 5
 

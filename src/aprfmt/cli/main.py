@@ -67,28 +67,44 @@ def _prepare_streams() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command line and returns its exit code; prints whatever went wrong, never a traceback."""
-    from aprfmt.cli.failures import catch_signals, is_panic, report
+    """Runs one command line and returns its exit code; prints whatever went wrong, never a traceback.
+
+    A line of another program that means exactly one of ours is run as that, with a note of ours.
+    """
+    from aprfmt.cli.failures import meant, report
     from aprfmt.cli.output import out
-    from aprfmt.errors import Terminated
     from aprfmt.trust.signature import REQUIRED_SIGNER
 
     out.configure(arguments)
     signer = os.environ.get(REQUIRED_SIGNER)
     try:
-        with catch_signals():
-            return _dispatch(arguments)
-    except (Exception, KeyboardInterrupt, Terminated) as error:
-        return report(error)
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        return report(error)
+        error = _try(arguments)
+        if isinstance(error, BaseException) and (ours := meant(error, arguments)) is not None:
+            out.configure(ours.words)
+            out.note(ours.line())
+            error = _try(ours.words)
+        return report(error) if isinstance(error, BaseException) else error
     finally:
         if signer is not None:
             os.environ[REQUIRED_SIGNER] = signer
         else:
             os.environ.pop(REQUIRED_SIGNER, None)
+
+
+def _try(arguments: list[str]) -> int | BaseException:
+    """The exit code of one command line, or what went wrong."""
+    from aprfmt.cli.failures import catch_signals, is_panic
+    from aprfmt.errors import Terminated
+
+    try:
+        with catch_signals():
+            return _dispatch(arguments)
+    except (Exception, KeyboardInterrupt, Terminated) as error:
+        return error
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        return error
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -77,6 +77,7 @@ def evaluate(
         ),
     ] = "shared",
     text_field: TextFieldOption = "text",
+    threads: Annotated[int, typer.Option(metavar="N", min=0, help="Threads for llama.cpp; 0: half the CPUs.")] = 0,
     force: ForceOption = False,
 ) -> None:
     """Compute cross entropy and perplexity on text; with --teacher, also KL(teacher || model) and top-1 agreement.
@@ -99,16 +100,17 @@ def evaluate(
         for name, value in (("teacher", teacher), ("engine", engine), ("device", device)):
             if value is not None:
                 raise UsageError(f"--{name} does not apply to --against, which runs llama.cpp")
-        _diverge(file, against, data, save_logits, seq_len, limit, text_field, force)
+        _diverge(file, against, data, save_logits, seq_len, limit, text_field, threads, force)
         return
     if data is None:
         raise UsageError("--data is missing", hint=f"apr eval {file} --data text.txt")
     if save_logits is not None:
         raise UsageError("--save-logits requires --against MODEL")
-    found = aprfmt.evaluate(
-        file, data, teacher=teacher, engine=engine, device=device, seq_len=seq_len, limit=limit,
-        text_field=text_field, vocab_policy=vocab_policy, log=out.progress_line,
-    )  # fmt: skip
+    with progress_bar("evaluating", tokens):
+        found = aprfmt.evaluate(
+            file, data, teacher=teacher, engine=engine, device=device, seq_len=seq_len, limit=limit,
+            text_field=text_field, vocab_policy=vocab_policy, threads=threads, log=out.progress_line,
+        )  # fmt: skip
     out.result(found.to_json(), _evaluation(found))
 
 
@@ -120,6 +122,7 @@ def _diverge(
     seq_len: int | None,
     limit: int | None,
     text_field: str,
+    threads: int,
     force: bool,
 ) -> None:
     from aprfmt.running.divergence import DEFAULT_CTX
@@ -129,7 +132,7 @@ def _diverge(
         found = aprfmt.kl_divergence(
             file, against, () if data is None else data, n_ctx=n_ctx,
             chunks=None if limit is None else max(1, limit // n_ctx), save_logits=save_logits, text_field=text_field,
-            force=force, progress=progress, log=out.progress_line,
+            threads=threads, force=force, progress=progress, log=out.progress_line,
         )  # fmt: skip
     out.result(found.to_json(), _divergence(found))
 

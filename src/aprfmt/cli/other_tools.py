@@ -1,239 +1,331 @@
-"""Command lines of other programs in the words of this one."""
+"""Answers command lines of other programs, or of ours with something in another place, with our command line."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-# Option of another program -> ours; None: its value is the input; "": it has no place here, and takes no value.
-_OPTIONS: dict[str, str | None] = {
-    "--outfile": "--output",
-    "--out": "--output",
-    "--output-path": "--output",
-    "--output-dir": "--output",
-    "--mlx-path": "--output",
-    "--outtype": "--dtype",
-    "--out-type": "--dtype",
-    "--ftype": "--dtype",
-    "--torch-dtype": "--dtype",
-    "--dry-run": "--plan",
-    "--dryrun": "--plan",
-    "--overwrite": "--force",
-    "--yes": "--force",
-    "-y": "--force",
-    "--q-bits": "--bits",
-    "--q-group-size": "--group-size",
-    "--quant-predicate": "--recipe",
-    "--to": "--format",
-    "--output-format": "--format",
-    "--split-max-size": "--shard-size",
-    "--max-shard-size": "--shard-size",
-    "--output-tensor-type": "--output-type",
-    "--token-embedding-type": "--embedding-type",
-    "--leave-output-tensor": "--leave-output",
-    "--nthreads": "--threads",
-    "--temp": "--temperature",
-    "--n-predict": "--max-tokens",
-    "--max-new-tokens": "--max-tokens",
-    "--n-gpu-layers": "--gpu-layers",
-    "-ngl": "--gpu-layers",
-    "--ctx-size": "--ctx",
-    "--hf-path": None,
-    "--model": None,
-    "-m": None,
-    "--prompt": None,
-    "--verbose": "",
-    "-v": "",
-}
+from aprfmt.cli.commands import COMMANDS
+from aprfmt.cli.habits import HABITS, OPTIONS, OPTIONS_OF, PROGRAMS, SAME, Habit, Meaning
+from aprfmt.cli.output import is_of_mlx
+from aprfmt.io.source import exists
 
-# Of one command alone: what its namesake elsewhere takes.
-_OPTIONS_OF: dict[str, dict[str, str | None]] = {
-    "tensors": {"--grep": "--filter", "-n": "--limit"},
-    "tree": {"--grep": "--filter", "-L": "--depth"},
-    "quantize": {"--type": None, "--dtype": None, "--quantize": None, "-t": "--threads"},
-    "run": {"-p": None, "-sys": "--system", "-t": "--threads", "-c": "--ctx", "-s": "--seed"},
-    "eval": {"-f": "--data"},
-    "imatrix": {"-f": "--data", "-t": "--threads"},
-    "bench": {"-p": "--prompt-tokens", "-t": "--threads"},
-}
+_NAME = re.compile(r"\b[A-Z]+\b")
+_NOT_RUN = ("push", "distill", "pretrain", "resume", "teacher")
+"""Commands that publish or take hours: they are suggested, never run on a guess."""
 
-_COMMANDS = {
-    "mlx_lm.convert": "convert",
-    "convert_hf_to_gguf.py": "convert",
-    "describe": "inspect",
-    "gguf-dump": "inspect",
-    "compare": "diff",
-    "check": "validate",
-    "tokenize": "vocab",
-    "llama-tokenize": "vocab",
-    "hexdump": "hex",
-    "split": "shard",
-    "upload": "push",
-    "lora": "merge-adapter",
-    "merge-lora": "merge-adapter",
-    "ask": "run",
-    "benchmark": "bench",
-    "llama-quantize": "quantize",
-    "chat": "run",
-    "generate": "run",
-    "mlx_lm.generate": "run",
-    "llama-cli": "run",
-    "perplexity": "eval",
-    "llama-perplexity": "eval",
-    "llama-imatrix": "imatrix",
-    "llama-bench": "bench",
-    "mergekit-yaml": "merge",
-}
+_SPELLINGS = {"huggingface-cli": "hf", "mlx-lm-convert": "mlx-lm convert", "gguf-split": "llama-gguf-split"}
 
-_NO_COMMANDS = {
-    "serve": "llama-server serves what `apr convert MODEL -o model.gguf` writes",
-    "server": "llama-server serves what `apr convert MODEL -o model.gguf` writes",
-    "pull": "every command reads hf://org/repo: apr convert hf://org/repo -o model.gguf",
-    "download": "every command reads hf://org/repo: apr convert hf://org/repo -o model.gguf",
-    "dequantize": "apr convert FILE -o OUT --dtype f16",
-    "train": "`apr distill` trains on a larger model's outputs, `apr pretrain` on text alone",
-    "finetune": "`apr distill` trains on a larger model's outputs, `apr pretrain --init MODEL` on text alone",
-    "fine-tune": "`apr distill` trains on a larger model's outputs, `apr pretrain --init MODEL` on text alone",
-    "preprocess": "apr data PATH --model MODEL shows what a run would read",
-    "embed": "apr run MODEL --embed TEXT",
-    "embedding": "apr run MODEL --embed TEXT",
-    "llama-embedding": "apr run MODEL --embed TEXT",
-    "login": "hf auth login; `apr push` uses its token, or HF_TOKEN",
-    "list": "`apr inspect FILE` summarizes a model, `apr tensors FILE` lists its tensors",
-    "ls": "`apr inspect FILE` summarizes a model, `apr tensors FILE` lists its tensors",
-}
-"""What answers a command of another program that none of ours has the shape of."""
 
-_EXTRA_WORDS = {
-    "tensors": "--filter",
-    "tree": "--filter",
-    "hex": "--tensor",
-    "lint": "--select",
-    "report": "-o",
-    "distill": "--student",
-}
-"""What a word too many is likely to be."""
+@dataclass(slots=True)
+class Suggestion:
+    """Our command line for another one.
+
+    Attributes:
+        words: the arguments of `apr`.
+        dropped: options for which apr has no counterpart.
+        then: what else the user should know.
+        complete: whether it contains no placeholders.
+    """
+
+    words: list[str]
+    dropped: list[str] = field(default_factory=list)
+    then: str = ""
+    complete: bool = True
+
+    def line(self) -> str:
+        """The command line, quoted for a shell."""
+        import shlex
+
+        return shlex.join(["apr", *self.words])
+
+    def hint(self) -> str:
+        """The line with what it leaves out."""
+        without = f"without {', '.join(self.dropped)}" if self.dropped else ""
+        return "; ".join(filter(None, (self.line() if self.words else "", without, self.then)))
+
+    def runs(self, typed: Sequence[str]) -> bool:
+        """Whether it means the same as what was `typed`, and may run: it overwrites and publishes nothing unasked."""
+        same = self.complete and not self.dropped and not self.then
+        asked = "--force" not in self.words or bool({"--force", "-f"} & {*typed})
+        return bool(self.words) and same and asked and self.words[0] not in _NOT_RUN
+
+
+def suggest(arguments: Sequence[str], error: Exception) -> Suggestion | None:
+    """Our command line for `arguments`, which typer refused with `error`; None if there is nothing to suggest."""
+    found = rephrase(arguments)
+    if found is None and _misses(error):
+        found = Suggestion([*arguments])
+    elif found is None and arguments and (word := arguments[0]) not in COMMANDS and _is_model(word):
+        found = Suggestion(["inspect", *arguments])
+    for _ in range(2):
+        if (
+            found is None
+            or not found.words
+            or found.words[0] not in COMMANDS
+            or (problem := parse(found.words)) is None
+        ):
+            break
+        completed = _completed(found, problem)
+        if completed is None:
+            return None if found.complete else found
+        found = completed
+    return found if found is not None and found.words != [*arguments] else None
+
+
+_SAMPLING = ("--top-k", "--top-p", "--min-p")
+
+
+def rephrase(arguments: Sequence[str]) -> Suggestion | None:
+    """Our command line by the table of habits; None if it has no row, or the row changes nothing."""
+    name, rest = _named(arguments)
+    key = next((key for word in rest if (key := f"{name} {_option(word)}") in HABITS or key in SAME), name)
+    key = SAME.get(key, key)
+    habit = HABITS.get(key)
+    if habit is None and name in COMMANDS:
+        habit = Habit("[MODEL]", f"{name} MODEL")
+    if habit is None:
+        return None
+    if not habit.ours:
+        return Suggestion([], then=habit.then, complete=False)
+    is_mlx = is_of_mlx(arguments)
+    found = _Reading(key, habit).read([word for word in rest if not is_mlx or word not in _QUANTIZE])
+    if is_mlx:
+        _of_mlx(found.words, asked=bool({*_QUANTIZE} & {*rest}))
+    found.words[1:] = _in_order(found.words)
+    if found.words[0] == "run" and {*found.words} & {*_SAMPLING} and "--temperature" not in found.words:
+        found.words += ["--temperature", "0.8"]  # the default of llama.cpp and Ollama
+    if "--epochs" in found.words and "STEPS" in found.words:
+        at = found.words.index("STEPS")
+        del found.words[at - 1 : at + 1]
+        found.complete = "STEPS" not in found.words
+    is_ours = arguments[0] == found.words[0]
+    if is_ours and found.dropped and sorted(found.words) == sorted({*arguments} & {*found.words}):
+        return None  # only an unknown option, which the error names
+    return (
+        None if sorted(found.words) == sorted(arguments) and is_ours and not _moved(found.words, arguments) else found
+    )
+
+
+def _moved(words: Sequence[str], arguments: Sequence[str]) -> bool:
+    """Whether the arguments that are not options have another order."""
+    return _apart([*words[1:]], _SWITCHES)[1] != _apart([*arguments[1:]], _SWITCHES)[1]
+
+
+def parse(words: Sequence[str]) -> Exception | None:
+    """Why typer refuses our command line `words`; None if it takes it."""
+    import typer
+
+    try:
+        with _command(words[0]).make_context(words[0], [*words[1:]]):
+            return None
+    except typer.TyperException as error:
+        return error
+    except typer.Exit:  # --help
+        return None
+
+
+@cache
+def _command(name: str) -> Any:
+    import typer
+
+    from aprfmt.cli.group import build
+
+    group: Any = typer.main.get_command(build(name))
+    return group.commands[name]
+
+
+# --- reading the other line ---
+
+
+def _named(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """The command of another program, of one or two words as HABITS has them, and its arguments."""
+    words = [*arguments]
+    while len(words) > 1 and (re.fullmatch(r"python[\d.]*|-m|apr", words[0])):
+        words.pop(0)
+    if not words:
+        return "", []
+    first = words[0]
+    if first in COMMANDS:
+        return first, words[1:]
+    name = re.sub(r"\.(py|exe|sh)$", "", os.path.basename(first)).replace("_", "-").lower()
+    name = name.removeprefix("gguf.scripts.")
+    name = _SPELLINGS.get(name, name)
+    program, dot, command = name.partition(".")
+    if dot and program in PROGRAMS:
+        name = f"{program} {command}"
+    elif name in PROGRAMS and len(words) > 1 and not words[1].startswith("-"):
+        name = f"{name} {words.pop(1)}".replace("_", "-")
+    return name, words[1:]
+
+
+def _option(word: str) -> str:
+    return word.partition("=")[0].replace("_", "-")
+
+
+_OUTPUTS = ("--output", *(name for name, meaning in OPTIONS.items() if meaning == "--output"))
+
+
+class _Reading:
+    """One pass over the arguments of another program."""
+
+    def __init__(self, key: str, habit: Habit) -> None:
+        self._key, self._habit = key, habit
+        command = habit.ours.split()[0]
+        self._params = {name: p for p in _command(command).params for name in (*p.opts, *p.secondary_opts)}
+        output = dict.fromkeys(("-o", *_OUTPUTS), "OUT") if re.search(r"\bOUT\b", habit.takes) else {}
+        self._tables: list[Mapping[str, Meaning]] = [habit.options, output]
+        self._tables += [] if habit.alone else [OPTIONS_OF.get(command, {})]
+        self._bound: dict[str, str] = {}
+        self._many: dict[str, list[str]] = {}
+        self._options: list[str] = []
+        self._places: list[str] = []
+        self._dropped: list[str] = []
+
+    def read(self, arguments: Sequence[str]) -> Suggestion:
+        """Our command line."""
+        left = iter(arguments)
+        for word in left:
+            if word == "--" or not word.startswith("-") or word == "-":
+                self._places += [*left] if word == "--" else [word]
+            else:
+                self._take(word, left, arguments)
+        counted = HABITS.get(f"{self._key}+{len(self._places)}")
+        if counted is not None:
+            self._habit = counted
+        words, complete = self._filled()
+        return Suggestion(words, self._dropped, self._put_names(self._habit.then), complete)
+
+    def _take(self, word: str, left: Iterator[str], arguments: Sequence[str]) -> None:
+        raw, equals, value = word.partition("=")
+        name, meaning = self._meaning(raw)
+        if meaning is None:
+            if name in self._params and not self._habit.alone:
+                self._options += [name + equals + value]
+                if not equals and not self._is_switch(name) and (value := next(left, "")):
+                    self._options.append(value)
+                return
+            self._dropped += [] if self._habit.alone else [raw]
+            if not equals and _looks_like_a_value(self._after(word, arguments)):
+                next(left, None)
+            return
+        if isinstance(meaning, str) and (meaning == "" or "=" in meaning[1:]):
+            self._options += [meaning] if meaning else []
+            return
+        if isinstance(meaning, str) and meaning.startswith("-") and self._is_switch(meaning):
+            self._options.append(meaning)
+            return
+        value = value if equals else next(left, "")
+        if callable(meaning):
+            words = meaning(value)
+            self._places += words[:1] if words and not words[0].startswith("-") else []
+            words = words if words and words[0].startswith("-") else words[1:]
+            self._options += words if len(words) != 1 or words[0] not in self._options else []
+        elif meaning.startswith("-"):
+            self._options += [meaning, value]
+        elif meaning != "=":
+            self._many.setdefault(meaning, []).append(value)
+
+    def _meaning(self, raw: str) -> tuple[str, Meaning | None]:
+        """The option's name, and its meaning by the tables; None if it is ours or unknown."""
+        name = raw.replace("_", "-")
+        for table in self._tables:
+            for spelling in (raw, name):
+                if spelling in table:
+                    return spelling, table[spelling]
+        if self._habit.alone:
+            return name, {"-m": "MODEL", "--model": "MODEL"}.get(raw)
+        own = raw if raw in self._params else name
+        meaning = None if own in self._params else OPTIONS.get(raw, OPTIONS.get(name))
+        if isinstance(meaning, str) and meaning.startswith("-") and meaning not in self._params:
+            meaning = None
+        return own, meaning
+
+    def _is_switch(self, option: str) -> bool:
+        param = self._params.get(option)
+        return param is not None and (bool(getattr(param, "is_flag", False)) or (param.metavar or "").startswith("[="))
+
+    @staticmethod
+    def _after(word: str, arguments: Sequence[str]) -> str:
+        at = arguments.index(word) + 1
+        return arguments[at] if at < len(arguments) else "-"
+
+    def _put_names(self, text: str) -> str:
+        return _NAME.sub(lambda match: self._bound.get(match[0], match[0]), text)
+
+    def _filled(self) -> tuple[list[str], bool]:
+        """Our line with the names replaced, and whether all of them were given."""
+        places, missing, optional = self._places, set[str](), set[str]()
+        rest: dict[str, list[str]] = {}
+        for item in self._habit.takes.split():
+            is_optional, item = item.startswith("["), item.strip("[]")
+            name, has_default, default = item.removesuffix("...").partition("=")
+            given = self._many.get(name, [])
+            if item.endswith("..."):
+                rest[name], places = [*given, *places], []
+                missing |= set() if rest[name] or is_optional or name == "PROMPT" else {name}
+            elif given or places:
+                self._bound[name] = given[-1] if given else places[0]
+                places = places if given else places[1:]
+            elif has_default:
+                value = self._put_names(default)
+                self._bound[name] = value.rpartition("/")[2] if default.startswith("/") else value
+            else:
+                (optional if is_optional else missing).add(name)
+        words: list[str] = []
+        unnamed = [v for n, values in self._many.items() if n not in {*self._bound, *rest} for v in values]
+        for token in self._habit.ours.split():
+            names = set(_NAME.findall(token))
+            if token.endswith("...") and (name := token[:-3]) in rest:
+                words += rest[name] if rest[name] or name not in missing else [name]
+            elif not names & optional:
+                text = self._put_names(token)
+                option, equals, value = text.partition("=")
+                split = equals and option.startswith("--") and names
+                words += [option, value] if split else [_once(text)]
+        return [*words, *([] if self._habit.alone else [*unnamed, *places]), *self._options], not missing
+
+
+def _once(text: str) -> str:
+    """`text` without a suffix or an address that was in the value already."""
+    return text.replace(".gguf.gguf", ".gguf").replace("hf://hf://", "hf://")
+
+
+def _looks_like_a_value(word: str) -> bool:
+    """Whether a word behind an unknown option is its value rather than a file."""
+    return not word.startswith("-") and (bool(re.fullmatch(r"[\d.,:]+", word)) or not re.search(r"[./ ]", word))
+
+
+_QUANTIZE = ("-q", "--quantize")
+
+
+def _of_mlx(words: list[str], *, asked: bool) -> None:
+    """Adds the defaults of mlx_lm.convert: four bits if `asked` to quantize, the output folder, the format."""
+    names = {word.partition("=")[0] for word in words}
+    words += ["--bits", "4"] if asked and not {"--bits", "--recipe"} & names else []
+    words += [] if {"--output", "-o"} & names or words[0] != "convert" else ["--output", "mlx_model"]
+    words += ["--format", "mlx"] if words[0] == "convert" else []
+
 
 # Options that take no value; in llama-quantize's order they stand before the files.
 _SWITCHES = (
-    "--allow-requantize",
-    "--leave-output",
-    "--pure",
-    "--keep-split",
-    "--plan",
-    "--verify",
-    "--no-tokenizer",
-    "--force",
-    "-f",
-    "--json",
-    "--quiet",
-    "-q",
+    *("--allow-requantize", "--leave-output", "--pure", "--plan", "--verify", "--no-tokenizer"),
+    *("--force", "-f", "--json", "--quiet", "-q"),
 )
 
 
-def is_of_mlx(arguments: Sequence[str]) -> bool:
-    """Whether a command line is one of mlx_lm.convert, where `-q` means quantize."""
-    return any(word.partition("=")[0] == "--hf-path" for word in arguments)
-
-
-def rephrase(arguments: Sequence[str]) -> str | None:
-    """The equivalent `apr` command line of another program's `arguments`; None if unknown.
-
-    Options are mapped by the table; `quantize IN OUT TYPE` of llama-quantize becomes `quantize IN TYPE -o OUT`, and the
-    defaults of mlx_lm.convert (four bits, output folder) are made explicit.
-    """
-    import shlex
-
-    from aprfmt.cli.commands import COMMANDS
-
-    if not arguments:
-        return None
-    words = [_COMMANDS.get(arguments[0], arguments[0])]
-    if words[0] not in COMMANDS:
-        return None
-    options = _OPTIONS | _OPTIONS_OF.get(words[0], {})
-    is_mlx = is_of_mlx(arguments)
-    prompts: list[str] = []  # stand behind the model, wherever they were
-    left = iter(arguments[1:])
-    for word in left:
-        name, equals, value = word.partition("=")
-        if is_mlx and word in ("-q", "--quantize"):
-            continue
-        if words[0] == "run" and name in ("-p", "--prompt"):
-            prompts.append(value or next(left, ""))
-        elif name in options:
-            ours = options[name]
-            words += [ours + equals + value] if ours else [value] if value else []
-        else:
-            words.append(word)
-    words += prompts
-    if is_mlx:
-        names = {word.partition("=")[0] for word in words}
-        if {"-q", "--quantize"} & {*arguments} and not {"--bits", "--recipe"} & names:
-            words += ["--bits", "4"]
-        words += [] if {"--output", "-o"} & names else ["--output", "mlx_model"]
-        words += ["--format", "mlx"]
-    words = _in_order(words)
-    return shlex.join(["apr", *words]) if words != list(arguments) else None
-
-
-def complete(arguments: Sequence[str], known: Sequence[Any], missing: Sequence[Any]) -> str:
-    """The command line `arguments` with placeholders for its `missing` parameters, of typer's `known` ones.
-
-    As with `cp`, an extra last argument is the output.
-    """
-    import shlex
-
-    words, places = [*arguments], [p for p in known if p.param_type_name == "argument"]
-    switches = [name for p in known if getattr(p, "is_flag", False) for name in (*p.opts, *p.secondary_opts)]
-    rest = _apart(words[1:], switches)[1]
-    extra = [] if any(p.nargs < 0 for p in places) else rest[len(places) :]
-    added = []
-    for p in missing:
-        value = p.metavar or p.human_readable_name
-        if "--output" in p.opts and extra:
-            words.remove(extra[-1])
-            value = shlex.quote(extra[-1])
-        added += [value] if p in places else [min(p.opts, key=len), value]
-    return " ".join([shlex.join(["apr", *words]), *added])
-
-
-def place_extra(arguments: Sequence[str], known: Sequence[Any]) -> str | None:
-    """The command line `arguments` with an option for its one extra argument; None if ambiguous."""
-    import shlex
-
-    n_places = sum(p.param_type_name == "argument" for p in known)
-    switches = [name for p in known if getattr(p, "is_flag", False) for name in (*p.opts, *p.secondary_opts)]
-    rest = _apart([*arguments[1:]], switches)[1]
-    option = _EXTRA_WORDS.get(arguments[0]) if arguments else None
-    if option is None or len(rest) != n_places + 1:
-        return None
-    words = [*arguments]
-    words.reverse()
-    words.remove(rest[-1])
-    words.reverse()
-    return shlex.join(["apr", *words, option, rest[-1]])
-
-
-def no_such_command(word: str) -> str | None:
-    """A hint with our equivalent of another program's command `word`; None if unknown."""
-    import shlex
-
-    from aprfmt.io.source import exists
-
-    if word.endswith((".gguf", ".apr", ".safetensors")) or (word and exists(word)):
-        return f"apr inspect {shlex.quote(word)}"
-    return _NO_COMMANDS.get(word)
-
-
 def _in_order(words: list[str]) -> list[str]:
-    """`quantize` and mergekit's `RECIPE OUT` with their files in our order; anything else as it is."""
+    """The arguments of `quantize`, and of mergekit's `CONFIG OUT`, in our order; others unchanged."""
     options, files = _apart(words[1:], _SWITCHES)
-    if words[0] == "quantize" and (ours := _files_of_quantize(files)):
-        return ["quantize", *ours, *options]
+    if words[0] == "quantize" and (ours := _files_of_quantize([*files])):
+        return [*ours, *options]
     if words[0] == "merge" and len(files) == 2 and files[0].endswith((".yml", ".yaml")):
-        return ["merge", "--config", files[0], "-o", files[1], *options]
-    return words
+        return ["--config", files[0], "-o", files[1], *options]
+    return words[1:]
 
 
 def _files_of_quantize(files: list[str]) -> list[str] | None:
@@ -252,13 +344,61 @@ def _files_of_quantize(files: list[str]) -> list[str] | None:
     return None
 
 
+# --- our own line, incomplete ---
+
+
+def _misses(error: Exception) -> bool:
+    """Whether typer misses a parameter or has a word too many."""
+    return type(error).__name__ == "MissingParameter" or "extra argument" in str(getattr(error, "message", ""))
+
+
+def missing_of(error: Exception, arguments: Sequence[str]) -> tuple[list[Any], list[Any]]:
+    """(the command's parameters, the missing required ones); typer reports only the first."""
+    context, first = getattr(error, "ctx", None), getattr(error, "param", None)
+    if context is None or first is None or type(error).__name__ != "MissingParameter":
+        return [], []
+    given = {word.partition("=")[0] for word in arguments}
+    known = context.command.params
+    options = [p for p in known if p.required and p.param_type_name == "option" and p is not first]
+    return known, [first, *(option for option in options if not given & {*option.opts})]
+
+
+def _completed(found: Suggestion, error: Exception) -> Suggestion | None:
+    """`found` with placeholders for what typer misses. As with `cp`, an extra last argument is the output."""
+    known, missing = missing_of(error, found.words)
+    if not missing:
+        return None
+    words, places = [*found.words], [p for p in known if p.param_type_name == "argument"]
+    switches = [name for p in known if getattr(p, "is_flag", False) for name in (*p.opts, *p.secondary_opts)]
+    rest = _apart(words[1:], switches)[1]
+    extra = rest[len(places) :]
+    if any(p.nargs < 0 for p in places):  # files that are there are inputs, and the last one is not there
+        extra = (
+            rest[-1:] if len(rest) > 2 and [exists(word) for word in rest] == [True] * (len(rest) - 1) + [False] else []
+        )
+    added, complete = [], found.complete
+    for p in missing:
+        value = (p.metavar or p.human_readable_name).partition("[")[0]
+        if "--output" in p.opts and extra:
+            value = extra[-1]
+            del words[len(words) - 1 - words[::-1].index(value)]
+        else:
+            complete = False
+        added += [value] if p in places else [min(p.opts, key=len), value]
+    return Suggestion([*words, *added], found.dropped, found.then, complete)
+
+
+def _is_model(word: str) -> bool:
+    return word.endswith((".gguf", ".apr", ".safetensors")) or bool(word and exists(word))
+
+
 def _apart(words: list[str], switches: Collection[str]) -> tuple[list[str], list[str]]:
     """(options with their values, the rest)."""
     options: list[str] = []
     rest: list[str] = []
     left = iter(words)
     for word in left:
-        if not word.startswith("-"):
+        if not word.startswith("-") or word == "-":
             rest.append(word)
         elif word in switches or "=" in word:
             options.append(word)

@@ -13,13 +13,13 @@ import math
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from aprfmt.cli.other_tools import is_of_mlx
 from aprfmt.errors import AprError, StorageError
 from aprfmt.text import CONTROLS, format_bytes, format_count, format_seconds
 from aprfmt.types import Json
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aprfmt.io.pipe import Progress, StartProgress
     from aprfmt.io.remote_file import Traffic
 
-_INTERVAL_S = 0.1
+_INTERVAL_S, _FIRST_S = 0.1, 0.8
 _BAR_COLUMNS, _LEAST_BAR_COLUMNS = 24, 4
 _LEAST_NAME = 32
 """Minimum columns for a name before other columns are dropped: shorter tensor names become ambiguous."""
@@ -78,6 +78,12 @@ def as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
 
 
+def is_of_mlx(arguments: Sequence[str]) -> bool:
+    """Whether a command line is one of mlx_lm.convert, where `-q` means quantize."""
+    names = {word.partition("=")[0].replace("_", "-") for word in arguments}
+    return bool({"--hf-path", "mlx-lm.convert", "mlx-lm"} & names)
+
+
 class Console:
     """The output of a command: one object per process; `configure` sets its mode before parsing."""
 
@@ -86,6 +92,8 @@ class Console:
         self.command = ""
         self.arguments: Sequence[str] = ()
         self.failure_exit: int | None = None
+        self.waiting = 0.0
+        """When the line of a work in progress was written; 0: there is none."""
         self._answered = False
 
     @property
@@ -163,12 +171,19 @@ class Console:
     def progress_line(self, text: str) -> None:
         """A progress message on stderr, unless --quiet."""
         if self.mode != "quiet":
-            print(printable(text), file=self.error_stream, flush=True)
+            clear = "\r\x1b[2K" if self.waiting else ""
+            self.waiting = 0.0
+            print(clear + printable(text), file=self.error_stream, flush=True)
 
     def hint(self, text: str) -> None:
         """What to type next, on stderr in human mode."""
         if self.mode == "human":
             self.error_stream.write(f"{self.style('hint:', 'cyan', self.error_stream)} {printable(text)}\n")
+
+    def note(self, text: str) -> None:
+        """What the command line was taken for, on stderr in human mode."""
+        if self.mode == "human":
+            self.error_stream.write(f"{self.style('note:', 'cyan', self.error_stream)} {printable(text)}\n")
 
     def failure(self, error: AprError, body: Mapping[str, object] | None = None) -> None:
         """Prints the error envelope merged with `body` in json mode, else `error: path: message (where)` and a hint."""
@@ -330,6 +345,20 @@ def progress_bar(verb: str, amount: Callable[[float], str] = format_bytes) -> It
         yield None
         return
     drawn = 0.0
+    lock = threading.Lock()
+
+    def begin() -> None:
+        """Names the work in progress that has shown nothing within the first second."""
+        nonlocal drawn
+        with lock:
+            if not drawn:
+                drawn = out.waiting = time.monotonic()
+                out.error_stream.write(f"{verb} …")
+                out.error_stream.flush()
+
+    waiting = threading.Timer(_FIRST_S, begin)
+    waiting.daemon = True
+    waiting.start()
 
     def start(total: int) -> Progress:
         done, began = 0, time.monotonic()
@@ -339,19 +368,23 @@ def progress_bar(verb: str, amount: Callable[[float], str] = format_bytes) -> It
             done += n_bytes
             now = time.monotonic()
             if now - drawn >= _INTERVAL_S:
-                drawn = now
                 text = _bar(verb, done, total, max(now - began, 1e-9), label, amount)
-                out.error_stream.write("\r" + text + "\x1b[K")
-                out.error_stream.flush()
+                with lock:
+                    drawn = now
+                    out.error_stream.write("\r" + text + "\x1b[K")
+                    out.error_stream.flush()
 
         return advance
 
     try:
         yield start
     finally:
-        if drawn:
-            out.error_stream.write("\r\x1b[2K")
-            out.error_stream.flush()
+        waiting.cancel()
+        with lock:
+            if drawn:
+                out.error_stream.write("\r\x1b[2K")
+                out.error_stream.flush()
+            drawn, out.waiting = 1.0, 0.0
 
 
 def tokens(n: float) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import aprfmt
+from aprfmt.cli.ci import JunitOption, SarifOption, ci_reports
 from aprfmt.cli.options import ForceOption, ModelArgument, PageOption
 from aprfmt.cli.output import out, printable, with_page, wrapped
 from aprfmt.text import format_count, format_figure, format_seconds
@@ -31,6 +32,8 @@ def qa(
     threads: Annotated[int, typer.Option(metavar="N", min=0, help="Threads for llama.cpp; 0: half the CPUs.")] = 0,
     output: PageOption = None,
     force: ForceOption = False,
+    junit: JunitOption = None,
+    sarif: SarifOption = None,
 ) -> int:
     """Sanity-check a model in llama.cpp: loading, finite outputs, generated text, tokenizer, chat template.
 
@@ -43,17 +46,21 @@ def qa(
     apr qa model-q4_k_m.gguf --against model.gguf
     apr qa model.gguf -o page.html
     apr qa model.apr --json
+    apr qa model.gguf --junit qa.xml --sarif qa.sarif
     """
-    report = aprfmt.qa(
-        file,
-        against=against,
-        allow_skip=allow_skip or (),
-        threads=threads,
-        output=output,
-        force=force,
-        log=out.progress_line,
-        on_gate=_tell,
-    )
+    with ci_reports("qa", file, junit, sarif) as write:
+        report = aprfmt.qa(
+            file,
+            against=against,
+            allow_skip=allow_skip or (),
+            threads=threads,
+            output=output,
+            force=force,
+            log=out.progress_line,
+            on_gate=_tell,
+        )
+        if junit or sarif:
+            write(report.cases())
     out.result(*with_page(report.to_json(), _verdict(report), output))
     return 0 if report.passed else 1
 

@@ -83,7 +83,7 @@ class SectionedCommand(TyperCommand):
             records = [record for parameter in parameters if (record := parameter.get_help_record(ctx)) is not None]
             if records:
                 with formatter.section(title):
-                    formatter.write_dl(records)
+                    formatter.write_dl(records, col_max=min(30, formatter.width // 2 - 4))
 
 
 def spell_out(arguments: list[str], flag: str, words: Sequence[str] = ()) -> list[str]:

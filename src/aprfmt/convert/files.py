@@ -142,7 +142,7 @@ def _reasons(large: dict[str, int], odd: list[str], most_bytes: int, n_bytes: in
     if large:
         shown = first_few([f"{name} ({format_bytes(size)})" for name, size in sorted(large.items())])
         limit = f"the limit for unrelated files is {format_limit(most_bytes)} in total"
-        out.append(f"not carried: {shown}; {limit}, --carry {_option(n_bytes)} carries all of them")
+        out.append(f"not carried: {shown}; {limit}; apr convert --carry {_option(n_bytes)} carries all of them")
     if odd:
         out.append(f"not carried: {first_few(odd)}; unreadable, not a regular file, or a name that cannot be stored")
     return out

@@ -94,8 +94,8 @@ def edit(
     _check(model, part, head, patch)
     n_padding = padding(len(head), part.alignment)
     if in_place and len(head) + n_padding == part.data_start:
-        start, changed = _difference(part.source.read(0, part.data_start), head + bytes(n_padding))
-        if len(changed) <= _SECTOR:
+        start, changed = difference(part.source.read(0, part.data_start), head + bytes(n_padding))
+        if len(changed) <= SECTOR:
             if changed and not plan:
                 model.check_unchanged()
                 overwrite(target, start, changed)
@@ -278,12 +278,13 @@ def _vocabulary_problems(part: GgufPart) -> Iterator[str]:
     yield from (f"{key} {problem}" for key, problem in ggml.key_problems(part.kv, word, rows))
 
 
-_SECTOR = 512
+SECTOR = 512
+"""Bytes that a disk writes at once, or not at all."""
 
 
-def _difference(old: bytes, new: bytes) -> tuple[int, bytes]:
+def difference(old: bytes, new: bytes) -> tuple[int, bytes]:
     """The first difference of two headers of equal length, in whole sectors, and the new content up to the last one."""
     starts = [
-        start for start in range(0, len(new), _SECTOR) if old[start : start + _SECTOR] != new[start : start + _SECTOR]
+        start for start in range(0, len(new), SECTOR) if old[start : start + SECTOR] != new[start : start + SECTOR]
     ]
-    return (starts[0], new[starts[0] : starts[-1] + _SECTOR]) if starts else (0, b"")
+    return (starts[0], new[starts[0] : starts[-1] + SECTOR]) if starts else (0, b"")

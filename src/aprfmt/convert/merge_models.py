@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,6 +14,7 @@ from aprfmt.canonical.depth_pruning import parse_layers
 from aprfmt.canonical.merge_methods import LINEAR, PASSTHROUGH, SLERP, MergeRule
 from aprfmt.canonical.merged_models import LayerSlice, combined
 from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.model_kinds import is_adapter
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.read import canonical
 from aprfmt.convert.api import convert
@@ -38,6 +41,7 @@ from aprfmt.provenance.model_card import entries
 from aprfmt.schema import takes
 from aprfmt.text import plural
 from aprfmt.tokenizer.model import without_padding
+from aprfmt.types import PathLike
 
 _MOST_THREADS = 8
 """More threads would wait for each other, since calls are as short as the arithmetic of merging."""
@@ -132,6 +136,7 @@ def _slice(part: MergedLayers, paths: Sequence[str], found: Sequence[Canonical])
 def _from_options(call: MergeCall) -> MergeRecipe:
     """The recipe for the options. Raises UsageError for options that the method lacks."""
     models = given_paths(call.models, "models", "apr merge A B -o OUT --method linear")
+    _refuse_adapters(models, call.dst)
     if call.method is None:
         raise UsageError(
             "no merge method given", hint="use --method linear, slerp, ties, ..., or a recipe with --config FILE"
@@ -182,6 +187,18 @@ def _from_options(call: MergeCall) -> MergeRecipe:
     if len(sources) < 2:
         raise UsageError("a merge takes at least two models", hint="apr merge A B -o OUT --method linear")
     return check_recipe(MergeRecipe(method, (MergedLayers(tuple(sources)),), base, parameters))
+
+
+def _refuse_adapters(paths: Sequence[str], dst: PathLike) -> None:
+    """Raises UsageError for LoRA adapters, with the command that merges them into their base."""
+    adapters = []
+    for path in paths:
+        with formats.open(path) as model:
+            adapters += [path] if is_adapter(model) else []
+    if adapters:
+        bases = [path for path in paths if path not in adapters] or ["BASE"]
+        hint = shlex.join(["apr", "merge-adapter", bases[0], *adapters, "-o", os.fspath(dst)])
+        raise UsageError("this is a LoRA adapter, not a model", path=adapters[0], hint=hint)
 
 
 def _refuse_beside_config(call: MergeCall) -> None:

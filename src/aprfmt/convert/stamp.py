@@ -1,9 +1,9 @@
-"""Edits the metadata of an `.apr` or the keys of a GGUF; tensor data is unchanged."""
+"""Edits the metadata of an `.apr`, a GGUF, a safetensors file or a folder; tensor data is unchanged."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from aprfmt.canonical.checks import check_vocabulary
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.read import canonical
 from aprfmt.convert import gguf_edit
+from aprfmt.convert.folder_edit import edit_folder, edit_safetensors
 from aprfmt.convert.gguf_edit import Text, parse_text
 from aprfmt.convert.integrity import open_checked
 from aprfmt.convert.parsing import parse_flag
@@ -24,14 +25,17 @@ from aprfmt.formats.apr_metadata import SOURCE_KEY, TYPED_FIELDS
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.gguf import GgufNative
 from aprfmt.formats.hf_files import read_tokenizer
-from aprfmt.io.pipe import FileLayout, Segment, WriteOptions, write_file
+from aprfmt.formats.hfdir import HfNative
+from aprfmt.formats.safetensors import SafetensorsNative
+from aprfmt.io.pipe import FileLayout, Segment, StartProgress, WriteOptions, write_file
 from aprfmt.io.sink import check_target
-from aprfmt.io.source import watch_opened
+from aprfmt.io.source import exists, watch_opened
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import from_card
 from aprfmt.tokenizer import apr as tokenizer_apr
 from aprfmt.tokenizer import ggml
+from aprfmt.tokenizer.template_check import check_rendering, is_template_key
 from aprfmt.types import PathLike
 
 _LISTS = ("tokenizer.vocabulary", "tokenizer.merges", "tokenizer.token_type", "tokenizer.scores")
@@ -82,13 +86,15 @@ def stamp(
     in_place: bool = False,
     plan: bool = False,
     force: bool = False,
+    check_template: bool = True,
+    progress: StartProgress | None = None,
 ) -> StampReport:
     """Writes `src` again as `dst` (or over itself with `in_place`) with edited metadata.
 
     A GGUF whose header keeps its padded length is edited in place; otherwise a copy replaces it.
 
     Args:
-        src, dst: the files, both `.apr` or both GGUF.
+        src, dst: the files or folders, both in one format.
         license, data_source, data_license, hf_architecture, hf_model_type, architecture: the typed fields of an `.apr`;
             a GGUF has keys for the first two.
         set: any metadata key; a value of None removes the key. The keys of a GGUF (`general.tags`,
@@ -98,10 +104,13 @@ def stamp(
         in_place: replace `src` itself, in one step.
         plan: check everything and report what would be written, without writing.
         force: replace an existing output.
+        check_template: refuse a chat template that does not render two test conversations.
+        progress: called with the total bytes of a file that is written again.
 
     Raises:
         UsageError: an empty patch, a value of the wrong kind, a license that is not an SPDX id, a key without effect.
-        RefusedError: keys with which llama.cpp would not load the GGUF.
+        RefusedError: keys with which llama.cpp would not load the GGUF, or that contradict the tensors of a folder; a
+            chat template that does not render.
         UnsupportedError: `src` is in another format.
     """
     parse_flag("in_place", in_place)
@@ -115,34 +124,34 @@ def stamp(
         "hf_model_type": hf_model_type,
         "architecture": architecture,
     }
-    if set is not None and not isinstance(set, Mapping):
-        raise UsageError(f"set must be a mapping of metadata keys, not {set!r:.80}")
-    patch: dict[str, object] = {key: value for key, value in given.items() if value is not None} | dict(set or {})
-    # Licenses are always checked and converted to SPDX spelling.
-    flags = {key: text for key in provenance.FLAGS if isinstance(text := patch.get(key), str)}
-    patch |= provenance.from_flags({key: str(parse_text(t)) if isinstance(t, Text) else t for key, t in flags.items()})
+    patch = _patch(given, set)
     if not patch and tokenizer is None:
         raise UsageError("nothing to stamp", hint="add --license, --data-source, --set KEY=JSON or --tokenizer DIR")
-    own = next((key for key in patch if key.startswith("aprfmt.")), None)
-    if own is not None:
-        raise UsageError(f"{own!r} records how the file was made and cannot be edited")
     if dst is None and not in_place:
         raise UsageError("no output", hint="set one with -o, or edit FILE with --in-place")
     with watch_opened() as opened, open_checked(src) as (model, confirm):
+        _check_local(src, in_place)
         target = str(model.path) if in_place or dst is None else formats.path_text(dst, "dst")
         if not in_place:
             check_target(target, [str(model.path), *(source.path for source in model.sources)], force or plan)
-        options = WriteOptions(force or in_place, confirm=confirm)
+        options = WriteOptions(force or in_place, progress, confirm=confirm)
+        _check_templates(model, patch if check_template else {})
         if model.native_as(GgufNative) is not None:
             if tokenizer is not None:
                 raise UsageError(_NOT_IN_GGUF.format("a tokenizer is"), path=model.path, hint=_CONVERT_HINT)
             keys = _in_gguf_words(patch)
             written = gguf_edit.edit(model, keys, types or {}, target, options, in_place=in_place, plan=plan)
             return replace(_report(src, target, model, written, keys), plan=plan)
+        if (edit := _text_edit(model)) is not None:
+            if types or tokenizer is not None:
+                what = "types apply" if types else "--tokenizer applies"
+                raise UsageError(f"{what} to .apr and GGUF files only", path=model.path)
+            written = edit(model, patch, target, options, in_place=in_place, plan=plan)
+            return replace(_report(src, target, model, written, patch, model.warnings), plan=plan)
         native = apr2.native_of(model)
         if native is None:
             raise UnsupportedError(
-                f"stamp edits APR v2 and GGUF files only, not {model.label}",
+                f"metadata of {model.label} cannot be edited",
                 path=model.path,
                 hint=f"apr import {model.path} -o {model.path.name or 'model'}.apr, which has --license etc.",
             )
@@ -164,6 +173,43 @@ def stamp(
             write_file(target, layout, options)
         done = patch if tokenizer is None else patch | {"tokenizer": os.fspath(tokenizer)}
         return replace(_report(src, target, model, layout.n_bytes, done, warnings), plan=plan)
+
+
+def _patch(given: Mapping[str, object], values: Mapping[str, object] | None) -> dict[str, object]:
+    """The new values by key. Raises UsageError for a license that is not an SPDX id, and for our own records."""
+    if values is not None and not isinstance(values, Mapping):
+        raise UsageError(f"set must be a mapping of metadata keys, not {values!r:.80}")
+    patch: dict[str, object] = {key: value for key, value in given.items() if value is not None} | dict(values or {})
+    # Licenses are always checked and converted to SPDX spelling.
+    flags = {key: text for key in provenance.FLAGS if isinstance(text := patch.get(key), str)}
+    patch |= provenance.from_flags({key: str(parse_text(t)) if isinstance(t, Text) else t for key, t in flags.items()})
+    own = next((key for key in patch if key.startswith("aprfmt.")), None)
+    if own is not None:
+        raise UsageError(f"{own!r} records how the file was made and cannot be edited")
+    return patch
+
+
+def _check_local(src: PathLike, in_place: bool) -> None:
+    """Raises RefusedError for a model on the hub that would be edited in place."""
+    if in_place and not exists(src):
+        hint = f"download it first: apr convert {os.fspath(src)} -o FOLDER --format hf"
+        raise RefusedError("a model on the hub cannot be edited in place", path=src, hint=hint)
+
+
+def _text_edit(model: Model) -> Callable[..., int] | None:
+    """The function that edits a folder or a safetensors file; None for other containers."""
+    native = model.native_as(HfNative)
+    if native is not None and not native.alone:
+        return edit_folder
+    return edit_safetensors if model.native_as(SafetensorsNative) is not None else None
+
+
+def _check_templates(model: Model, patch: Mapping[str, object]) -> None:
+    """Raises RefusedError for a chat template that does not render."""
+    sources = [str(value) for key, value in patch.items() if is_template_key(key) and value is not None]
+    tokenizer = model.tokenizer if sources else None
+    for source in sources:
+        check_rendering(source, tokenizer, model.path)
 
 
 def _report(
@@ -207,7 +253,7 @@ def _in_apr_words(model: Model, patch: Mapping[str, object]) -> dict[str, object
     out = {key: _plain(key, value, model.metadata) for key, value in patch.items() if key not in words}
     if not words:
         return out
-    keys = {key: value for key, _, value in _gguf_pairs(c)}
+    keys = {key: value for key, _, value in gguf_pairs(c)}
     before = _imported(c, keys)
     for key, value in words.items():
         edited = {name: value for name, value in keys.items() if name != key}
@@ -235,7 +281,7 @@ def _plain(key: str, value: object, metadata: Mapping[str, object]) -> object:
     return str(value) if is_text and not isinstance(parsed, str) else parsed
 
 
-def _gguf_pairs(c: Canonical) -> Iterator[tuple[str, object, object]]:
+def gguf_pairs(c: Canonical) -> Iterator[tuple[str, object, object]]:
     """The known keys of a GGUF of `c`."""
     yield from provenance.to_gguf(c.info, c.general)
     if c.arch is not None:

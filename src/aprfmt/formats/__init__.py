@@ -8,6 +8,7 @@ convert.targets.base; one object may be both.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -323,8 +324,11 @@ def _check_is_no_data(found: Candidate) -> None:
         raise UnknownFormatError("teacher log-probabilities are not a model", path=found.path, hint=hint)
 
 
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+
+
 def _unknown_folder(found: Candidate) -> AprError:
-    models = [name for name in found.names if name.endswith((".gguf", ".apr"))]
+    models = [name for name in found.names if name.endswith((".gguf", ".apr")) and not _LATER_PART.search(name)]
     if models:
         best = next((name for name in models if name.startswith("model.")), models[0])
         names = dict.fromkeys([best, *models])

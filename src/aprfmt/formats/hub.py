@@ -91,7 +91,8 @@ def _of_page(url: str) -> HubPath:
     hosts = {*getattr(constants, "HF_URL_HOSTS", ()), urlsplit(constants.ENDPOINT).hostname}
     match = _PAGE.fullmatch(parts.path)
     if parts.hostname not in hosts or match is None or match["repo"].split("/")[0] in _NO_MODELS:
-        hint = "write hf://org/repo, or download the file and pass its path"
+        name = os.path.basename(parts.path) or "FILE"
+        hint = f"curl -fL -O '{url}', then pass {name}; models of the hub: hf://org/repo"
         raise UsageError(f"not a model page of the hub: {url!r}", hint=hint)
     revision = f"@{unquote(match['revision'])}" if match["revision"] else ""
     file = f"/{unquote(match['file'])}" if match["file"] else ""

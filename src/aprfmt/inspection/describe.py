@@ -14,7 +14,7 @@ from aprfmt.canonical.model_kinds import is_adapter, is_clip, looks_like_adapter
 from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals
 from aprfmt.errors import AprError, StorageError
 from aprfmt.formats.apr_metadata import TYPED_FIELDS
-from aprfmt.formats.gguf_fields import KvMapping
+from aprfmt.formats.stored_keys import StoredKey, stored_keys
 from aprfmt.inspection.head import HeadInfo, head_info
 from aprfmt.inspection.quality import Quality, quality_of
 from aprfmt.inspection.quantized import QuantizedWeights, count_packed, lattice_weights
@@ -124,27 +124,6 @@ class AdapterInfo:
 _ON_REQUEST = ("quality", "with_vocabulary", "vocabulary", "tensors", "stored")
 
 
-STORED_ITEMS = 64
-"""Maximum number of list elements shown per stored key."""
-
-
-@light_dataclass(frozen=True, slots=True)
-class StoredKey:
-    """One metadata key as stored.
-
-    Attributes:
-        key: its name.
-        type: as the container calls it, "UINT32", "ARRAY of STRING"; for JSON "string", "integer", "list", ...
-        count: elements of a list, None for other types.
-        value: the value; for a list the first STORED_ITEMS elements.
-    """
-
-    key: str
-    type: str
-    count: int | None
-    value: object
-
-
 @light_dataclass(frozen=True, slots=True)
 class Inspection:
     """The result of `inspect`; `to_json` is the object of `apr inspect --json`.
@@ -232,24 +211,6 @@ def inspect(
         if metadata:
             found = replace(found, stored=stored_keys(model))
         return replace(found, tensors=model.tensors.entries) if weights else found
-
-
-_JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "list", dict: "object"}
-
-
-def stored_keys(model: Model) -> list[StoredKey]:
-    """Every metadata key of the file, in its order: GGUF keys, those of an `.apr`, config.json."""
-    found = []
-    for key, value in model.metadata.items():
-        kind = (
-            model.metadata.kind(key) if isinstance(model.metadata, KvMapping) else _JSON_TYPES.get(type(value), "null")
-        )
-        type_name = " of ".join(kind) if isinstance(kind, tuple) else kind or "ARRAY of ARRAY"
-        is_list = isinstance(value, list | tuple)
-        found.append(
-            StoredKey(key, type_name, len(value) if is_list else None, value[:STORED_ITEMS] if is_list else value)
-        )
-    return found
 
 
 def _package_warnings(model: Model) -> list[str]:

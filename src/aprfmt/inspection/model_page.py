@@ -12,6 +12,7 @@ from statistics import fmean
 
 from aprfmt.codecs.values import Histogram
 from aprfmt.errors import AprError, ChangedError, CorruptError, RefusedError, UnsupportedError
+from aprfmt.formats.stored_keys import StoredKey, stored_keys
 from aprfmt.html.charts import histograms
 from aprfmt.html.heatmaps import Cell, Legend, against_median, heat_map
 from aprfmt.html.page import (
@@ -30,7 +31,7 @@ from aprfmt.html.page import (
     table,
     tiles,
 )
-from aprfmt.inspection.describe import DIMS, Inspection, StoredKey, describe, stored_keys
+from aprfmt.inspection.describe import DIMS, Inspection, describe
 from aprfmt.inspection.layers import Layers, by_layer
 from aprfmt.inspection.memory_table import KV_BYTES, ModelMemory, model_memory
 from aprfmt.inspection.stats import Stats, blocks

@@ -170,6 +170,32 @@ def render_card(front: Mapping[str, object], title: str | None, text: str | None
     return (f"{_FENCE}\n{matter}{_FENCE}\n" + "".join(f"\n{part}" for part in body)).encode()
 
 
+def with_front_matter(card: bytes, key: str, value: object) -> bytes:
+    """The card with another value of one key of its front matter; None removes the key.
+
+    Other lines keep their bytes. A card without front matter gets one. Raises CorruptError, LimitError where the front
+    matter cannot be read.
+    """
+    import yaml
+
+    if value == front_matter(card).get(key):
+        return card
+    text = "" if value is None else str(yaml.safe_dump({key: value}, allow_unicode=True, width=1 << 20))
+    lines = re.split(r"(?<=\n)", card.decode("utf-8", "surrogateescape"))
+    if lines[0].lstrip("\ufeff").rstrip() != _FENCE:
+        fenced = f"{_FENCE}\n{text}{_FENCE}\n"
+        return fenced.encode() + (b"\n" + card if card else b"")
+    end = next(i for i, line in enumerate(lines) if i and line.rstrip() == _FENCE)
+    start = next((i for i in range(1, end) if re.match(rf"{re.escape(key)}\s*:", lines[i])), end)
+    stop = start + 1 if start < end else end
+    while stop < end and (lines[stop][:1] in " \t-" or not lines[stop].strip()):
+        stop += 1
+    new = "".join([*lines[:start], text, *lines[stop:]]).encode("utf-8", "surrogateescape")
+    if front_matter(new).get(key) != value:
+        raise CorruptError(f"its front matter has no place for {key!r}")
+    return new
+
+
 def yaml_line(key: str, value: str) -> str:
     """A line of front matter, escaping any value."""
     import yaml

@@ -13,7 +13,15 @@ from typing import Any
 from aprfmt import formats
 from aprfmt.canonical.model_kinds import is_clip
 from aprfmt.convert.presets import PRESETS
-from aprfmt.errors import AprError, CorruptError, MissingDependencyError, NotFoundError, RefusedError, UsageError
+from aprfmt.errors import (
+    AprError,
+    CorruptError,
+    MissingDependencyError,
+    NotFoundError,
+    RefusedError,
+    StorageError,
+    UsageError,
+)
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
 from aprfmt.formats.hfdir import OF_TOOLS
 from aprfmt.formats.hub import parse
@@ -121,7 +129,7 @@ def push(
         no_license: upload without a license.
         follow_links: upload files that symlinks refer to outside the folder.
         card: model card to upload instead of the repository's.
-        plan: report what would be uploaded, without uploading.
+        plan: report what would be uploaded, without uploading; needs no network.
         progress: called with the number of bytes to hash; returns a function to call with the bytes of each step.
         log: called with a line before files are uploaded.
 
@@ -131,7 +139,7 @@ def push(
         StorageError: the hub refuses the commit or does not respond; then nothing was committed.
     """
     start = time.monotonic()
-    wanted, api = _target(repo, revision), _api()
+    wanted, api = _target(repo, revision), _api(offline=plan)
     paths = _files(formats.path_text(source, "source"))
     if not follow_links and is_folder(source):
         check_links(source, paths.values())
@@ -140,10 +148,11 @@ def push(
         del paths[finding.name]
     if license is not None:
         provenance.from_flags({"license": license})
-    there = _Repository.look(api, wanted)
-    if not there.exists and not create:
+    there, unknown = _Repository.look_for_plan(api, wanted) if plan else (_Repository.look(api, wanted), None)
+    if not there.exists and not create and unknown is None:
         raise NotFoundError(f"{wanted.repo} is not on the hub", hint="leave out --no-create to create it")
     models, info, general, warnings = _survey(formats.path_text(source, "source"), paths)
+    warnings += [unknown] if unknown else []
     if refused:
         warnings.append(f"not uploaded: {first_few(refused)}")
     old = read_whole(card) if card is not None else there.card
@@ -170,7 +179,7 @@ def push(
         source=os.fspath(source),
         repo=wanted.repo,
         revision=wanted.revision,
-        created=not there.exists,
+        created=not there.exists and unknown is None,
         private=private,
         license=known,
         card="made" if old is None else "unchanged" if text == there.card else "renewed",
@@ -201,15 +210,19 @@ def _target(repo: str, revision: str) -> HubPath:
     return found if revision == "main" else parse(f"hf://{found.repo}@{revision}")
 
 
-def _api() -> Any:
+def _api(*, offline: bool) -> Any:
     try:
         from huggingface_hub import HfApi
     except ImportError as error:
         hint = "pip install huggingface_hub"
         raise MissingDependencyError("publishing needs huggingface_hub", hint=hint) from error
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+    if not offline and _is_offline():
         raise UsageError("HF_HUB_OFFLINE is set", hint="unset HF_HUB_OFFLINE")
     return HfApi(library_name="aprfmt")
+
+
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 # --- what is there ---
@@ -224,6 +237,16 @@ class _Repository:
     names: tuple[str, ...] = ()
     commit: str | None = None
     card: bytes | None = None
+
+    @classmethod
+    def look_for_plan(cls, api: Any, wanted: HubPath) -> tuple[_Repository, str | None]:
+        """The same without a network: then nothing is known of the repository, which the sentence says."""
+        if _is_offline():
+            return cls(exists=False), "HF_HUB_OFFLINE is set: the plan does not know what the repository contains"
+        try:
+            return cls.look(api, wanted), None
+        except StorageError as error:
+            return cls(exists=False), f"the plan does not know what the repository contains: {error.message}"
 
     @classmethod
     def look(cls, api: Any, wanted: HubPath) -> _Repository:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 
 from aprfmt import formats
 from aprfmt.errors import MissingDependencyError, RunError, UsageError
+from aprfmt.inspection.ci_reports import CaseStatus, CiCase
 from aprfmt.llama.client import require_llama
 from aprfmt.running.diseases import AGAIN, DISEASES
 from aprfmt.running.examined import ModelUnderTest
@@ -68,6 +69,14 @@ class QaReport:
     def to_json(self) -> dict[str, object]:
         """The object of `apr qa --json`."""
         return asdict(self)
+
+    def cases(self) -> list[CiCase]:
+        """One case per gate, for CI reports; a required gate that was skipped fails."""
+        status: dict[str, CaseStatus] = {"pass": "pass", "fail": "fail"}
+        return [
+            CiCase(g.id, status.get(g.status, "fail" if g.required else "skip"), g.message, hint=g.hint)
+            for g in self.gates
+        ]
 
 
 def examine(

@@ -1,0 +1,214 @@
+"""Every command line of other programs that we answer: what we make of it, and that our line runs to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from demo_model import build
+from doc_pages import on_two_processors
+from hub_server import attach, serve
+from plain_models import write_adapter, write_folder
+from train_corpora import functions
+
+import aprfmt
+from aprfmt.cli import habits, other_tools
+from aprfmt.cli.commands import COMMANDS
+from aprfmt.cli.group import build as build_group
+from aprfmt.cli.output import out
+
+LINES = Path(__file__).with_name("foreign_lines.txt").read_text().splitlines()[2:]
+FOREIGN = dict(zip(LINES[::2], (line.strip() for line in LINES[1::2]), strict=True))
+OURS = [*dict.fromkeys(line.removeprefix("? ") for line in FOREIGN.values() if line != "?")]
+
+MAY_BE_1 = {"diff", "qa", "doctor", "validate"}
+"""Commands whose exit status 1 is an answer."""
+
+TRAINING = "--device cpu --seq-len 32 --tokens-per-step 64 --micro-tokens 64 --eval-tokens 64 --held-out 0.1 --plan"
+FILLED_IN = {"MODEL": "m.gguf", "FILE": "m.gguf", "SRC": "model", "DATA": "c.jsonl", "OUT": "out", "STEPS": "1"}
+
+
+def suggested(line: str) -> tuple[str, bool]:
+    """What the hint of a line begins with, and whether it is run."""
+    words = shlex.split(line)
+    out.configure(words)
+    error = other_tools.parse(words) if words[0] in COMMANDS else Exception("no such command")
+    assert error is not None, "our own line"
+    found = other_tools.suggest(words, error)
+    assert found is not None
+    return shlex.join(found.words), found.runs(words)
+
+
+def test_there_are_150() -> None:
+    assert len(FOREIGN) >= 150
+
+
+@pytest.mark.parametrize("line", FOREIGN)
+def test_the_line_is_answered(line: str, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(world)
+    ours, runs = suggested(line)
+    assert ("" if runs else "? ") + ours == FOREIGN[line] + " " * (FOREIGN[line] == "?")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything that the lines name, at tiny sizes."""
+    root = tmp_path_factory.mktemp("foreign")
+    build(root / "m.gguf")
+    shutil.copy(root / "m.gguf", root / "m2.gguf")
+    aprfmt.import_model(root / "m.gguf", root / "m.apr")
+    (root / "shards").mkdir()
+    (root / "parts").mkdir()
+    aprfmt.convert_model(root / "m.gguf", root / "shards" / "m.gguf", shard_size="100KB")
+    write_folder(root / "model")
+    write_adapter(root / "adapter")
+    aprfmt.merge_adapter(root / "model", root / "adapter", root / "tuned", format="hf")
+    aprfmt.convert_model(root / "tuned", root / "base.gguf")
+    aprfmt.convert_model(root / "adapter", root / "lora.gguf", base=root / "model")
+    (root / "text.txt").write_text("The cat sat on the mat and looked at the rain in the garden. " * 40)
+    (root / "c.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in functions(30)))
+    (root / "recipe.yaml").write_text("merge_method: linear\nmodels: [{model: model, parameters: {weight: 1}}]\n")
+    (root / "chat.json").write_text('[{"role": "user", "content": "hey"}]')
+    (root / "chat.jinja").write_text("{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}")
+    aprfmt.imatrix(root / "m.gguf", root / "text.txt", root / "m.imatrix.gguf", chunk_size=32)
+    values = {
+        "general.license": "mit",
+        "general.name": "demo",
+        "tokenizer.chat_template": (root / "chat.jinja").read_text(),
+    }
+    aprfmt.edit_metadata(root / "m.gguf", values)
+    return root
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_processors() -> Iterator[None]:
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    on_two_processors()
+    yield
+    if before is not None:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.llama
+@pytest.mark.turns(of=6)
+@pytest.mark.parametrize("line", OURS)
+def test_our_line_runs_to_its_end(
+    line: str, world: Path, apr: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(world, here := tmp_path / "here", copy_function=shutil.copy2 if "set" in line else os.link)
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
+    words = [FILLED_IN.get(word, word) for word in shlex.split(line)]
+    words[1:1] = TRAINING.split() if words[0] in ("distill", "pretrain") else []
+    words += {"distill": ["--allow-same-arch"], "push": ["--no-license"]}.get(words[0], [])
+    if words[0] == "run" and "hi" not in words and "--embed" not in words:
+        words.append("hi")
+    if any("org/repo" in word for word in words):
+        (here / "plain" / "README.md").parent.mkdir()
+        with serve("org/repo") as hub:
+            attach(hub, tmp_path, monkeypatch)
+            hub.exists = words[0] != "push"
+            hub.files = {path.name: path.read_bytes() for path in (here / "model").iterdir()}
+            monkeypatch.setenv("HF_TOKEN", "hf_x")
+            monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+            done = apr(*words, *(["--plan"] if words[0] == "push" and "--plan" not in words else []))
+    else:
+        done = apr(*words)
+    assert done.code in ((0, 1) if words[0] in MAY_BE_1 else (0,)), done.stdout + done.stderr
+
+
+def test_what_the_tables_name_exists() -> None:
+    import typer
+
+    group: Any = typer.main.get_command(build_group(None))
+    known = {option for command in group.commands.values() for p in command.params for option in p.opts}
+
+    def options(meanings: Any) -> set[str]:
+        words = {m.partition("=")[0] for m in meanings.values() if isinstance(m, str) and m.startswith("-")}
+        return words - {""}
+
+    assert options(habits.OPTIONS) <= known
+    assert {*habits.OPTIONS_OF} <= {*COMMANDS}
+    assert {*habits.SAME.values()} <= {*habits.HABITS}
+    for name, habit in habits.HABITS.items():
+        command = habit.ours.split()[:1]
+        assert {*command} <= {*COMMANDS}, name
+        mine = {option for p in group.commands[command[0]].params for option in p.opts} if command else set()
+        assert {word for word in map(_option_of, habit.ours.split()) if word} <= mine, name
+
+
+def _option_of(word: str) -> str:
+    return word.partition("=")[0] if word.startswith("-") else ""
+
+
+def test_a_line_that_means_the_same_is_run_with_a_note(apr: Any, world: Path, tmp_path: Path) -> None:
+    made = tmp_path / "out.gguf"
+    done = apr("llama-quantize", world / "m.gguf", made, "Q8_0")
+    assert done.code == 0
+    assert done.stderr.startswith(f"note: apr quantize {world / 'm.gguf'} Q8_0 -o {made}\n")
+    assert made.exists()
+    again = apr("llama-quantize", world / "m.gguf", made, "Q8_0")  # never overwritten by a guess
+    assert again.code == 5
+    assert "--force" in again.stderr
+    assert apr("llama-gguf-hash", world / "m.gguf", "--json").json["schema"] == "apr.tensors/1"
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("hf upload org/repo model", "apr push model org/repo"),
+        ("convert m.gguf --out x.gguf --yes", "apr convert m.gguf --output x.gguf --force"),
+        (
+            "trl gkd --model a --teacher b --dataset c --max_steps 9",
+            "apr distill b --student a --data c -o run --steps 9",
+        ),
+        ("llama-cli -m m.gguf -p hi --mirostat 2", "apr run m.gguf hi; without --mirostat"),
+        ("llama-server -m m.gguf", "apr convert m.gguf -o model.gguf; llama-server"),
+        ("huggingface-cli login", "hf auth login"),
+    ],
+)
+def test_what_publishes_overwrites_or_differs_is_only_suggested(apr: Any, line: str, hint: str) -> None:
+    done = apr(*shlex.split(line))
+    assert done.code == 2
+    assert f"hint: {hint}" in done.stderr
+
+
+def test_models_and_adapters_are_told_apart_by_merge(apr: Any, world: Path, tmp_path: Path) -> None:
+    base, lora, made = world / "model", world / "adapter", tmp_path / "out"
+    done = apr("merge", base, lora, "-o", made)
+    assert done.code == 2
+    line = done.stderr.partition("hint: apr ")[2]
+    assert line == f"merge-adapter {base} {lora} -o {made}\n"
+    assert apr(*shlex.split(line)).code == 0
+
+
+def test_shards_are_joined_by_the_line_that_shard_names(apr: Any, world: Path, tmp_path: Path) -> None:
+    made = tmp_path / "joined.gguf"
+    done = apr("shard", world / "shards", "-o", made)
+    assert done.code == 2
+    line = done.stderr.partition("hint: to join shards: apr ")[2].partition(";")[0]
+    assert apr(*shlex.split(line)).code == 0
+    assert made.is_file()
+
+
+def test_q_with_the_format_mlx_is_not_taken_for_quiet(apr: Any, world: Path, tmp_path: Path) -> None:
+    done = apr("convert", world / "model", "-o", tmp_path / "out", "--format", "mlx", "-q")
+    assert done.code == 2
+    assert "--bits 4" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_text_behind_a_model_is_the_data_of_imatrix(apr: Any, world: Path, tmp_path: Path) -> None:
+    made = tmp_path / "i.gguf"
+    model, text = world / "m.gguf", world / "text.txt"
+    done = apr("imatrix", model, "-f", text, "-o", made)
+    assert done.code == 2
+    assert f"hint: apr imatrix {model} --data {text} -o {made}\n" in done.stderr
+    assert apr("imatrix", model, text, "-o", made, "--plan").code == 0
+    assert "--merge" in apr("imatrix", model, model, "-o", made).stderr
