@@ -128,7 +128,6 @@ def steps(name: str) -> Any:
     return yaml.safe_load((ROOT / "ci" / name).read_text())
 
 
-@pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash")
 def test_the_action_runs_the_checks_it_is_asked_for(tiny_gguf: Path, tmp_path: Path) -> None:
     """The script of the action with the inputs that it declares, each in an environment variable."""
     action = steps("action.yml")

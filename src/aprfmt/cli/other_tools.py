@@ -93,7 +93,7 @@ def rephrase(arguments: Sequence[str]) -> Suggestion | None:
     if not habit.ours:
         return Suggestion([], then=habit.then, complete=False)
     is_mlx = is_of_mlx(arguments)
-    found = _Reading(key, habit).read([word for word in rest if not is_mlx or word not in _QUANTIZE])
+    found = _OtherLine(key, habit).read([word for word in rest if not is_mlx or word not in _QUANTIZE])
     if is_mlx:
         _of_mlx(found.words, asked=bool({*_QUANTIZE} & {*rest}))
     found.words[1:] = _in_order(found.words)
@@ -170,7 +170,7 @@ def _option(word: str) -> str:
 _OUTPUTS = ("--output", *(name for name, meaning in OPTIONS.items() if meaning == "--output"))
 
 
-class _Reading:
+class _OtherLine:
     """One pass over the arguments of another program."""
 
     def __init__(self, key: str, habit: Habit) -> None:

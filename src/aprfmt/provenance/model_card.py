@@ -192,7 +192,7 @@ def with_front_matter(card: bytes, key: str, value: object) -> bytes:
         stop += 1
     new = "".join([*lines[:start], text, *lines[stop:]]).encode("utf-8", "surrogateescape")
     if front_matter(new).get(key) != value:
-        raise CorruptError(f"its front matter has no place for {key!r}")
+        raise CorruptError(f"its front matter cannot be edited: {key!r}")
     return new
 
 
