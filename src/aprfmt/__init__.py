@@ -55,6 +55,10 @@ _LAZY = {
     "teacher": "aprtrain.api",
     "TeacherReport": "aprfmt.running.teacher",
     "bench": "aprfmt.api",
+    "make_canary": "aprfmt.running.canary",
+    "check_canary": "aprfmt.running.canary",
+    "parity": "aprfmt.running.canary",
+    "CanaryReport": "aprfmt.running.canary",
     "qa": "aprfmt.api",
     "QaReport": "aprfmt.running.qa",
     "BenchReport": "aprfmt.running.bench",
@@ -87,6 +91,7 @@ __all__ = [
     "APR_FLAGS",
     "AprError",
     "BenchReport",
+    "CanaryReport",
     "Comparison",
     "DataReport",
     "Diagnosis",
@@ -114,6 +119,7 @@ __all__ = [
     "__version__",
     "bench",
     "canonicalize_aliases",
+    "check_canary",
     "convert_model",
     "data",
     "detect",
@@ -133,11 +139,13 @@ __all__ = [
     "lint",
     "lint_rules",
     "load_file",
+    "make_canary",
     "merge",
     "merge_adapter",
     "merge_imatrix",
     "merge_models",
     "open",
+    "parity",
     "prune_model",
     "push",
     "qa",
@@ -190,6 +198,7 @@ if TYPE_CHECKING:
     from aprfmt.publishing.sbom import sbom
     from aprfmt.publishing.signing import SignatureReport, sign, verify
     from aprfmt.running.bench import BenchReport
+    from aprfmt.running.canary import CanaryReport, check_canary, make_canary, parity
     from aprfmt.running.divergence import Divergence, kl_divergence
     from aprfmt.running.doctor import Diagnosis, doctor
     from aprfmt.running.embeddings import Embeddings
