@@ -236,6 +236,13 @@ APRFMT = (
     Mutation("a private key gets any mode", "aprfmt/io/sink.py:AtomicFile.__enter__",
         "test_keys_and_encryption.py::test_a_key_pair",
         " or self._is_private", ""),
+    # golden outputs
+    Mutation("states that differ pass", "aprfmt/running/canary.py:_compare_layers",
+        "test_canary.py::test_a_fault_is_found_with_its_first_layer",
+        "if not value <= report.band", "if False"),
+    Mutation("another chat template passes", "aprfmt/running/canary.py:_other_text",
+        "test_canary.py::test_a_fault_is_found_with_its_first_layer",
+        "if golden.template != found.template:", "if False:"),
     # signatures
     Mutation("added files are not signed files", "aprfmt/trust/contents.py:compare",
         "test_require_signature.py::test_every_command_refuses_every_attack_by_name",

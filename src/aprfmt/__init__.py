@@ -55,6 +55,10 @@ _LAZY = {
     "teacher": "aprtrain.api",
     "TeacherReport": "aprfmt.running.teacher",
     "bench": "aprfmt.api",
+    "make_canary": "aprfmt.running.canary",
+    "check_canary": "aprfmt.running.canary",
+    "parity": "aprfmt.running.canary",
+    "CanaryReport": "aprfmt.running.canary",
     "qa": "aprfmt.api",
     "QaReport": "aprfmt.running.qa",
     "BenchReport": "aprfmt.running.bench",
@@ -94,6 +98,7 @@ __all__ = [
     "APR_FLAGS",
     "AprError",
     "BenchReport",
+    "CanaryReport",
     "Comparison",
     "DataReport",
     "Diagnosis",
@@ -124,6 +129,7 @@ __all__ = [
     "bench",
     "canonicalize_aliases",
     "chat_template",
+    "check_canary",
     "convert_model",
     "data",
     "detect",
@@ -144,6 +150,7 @@ __all__ = [
     "lint",
     "lint_rules",
     "load_file",
+    "make_canary",
     "merge",
     "merge_adapter",
     "merge_imatrix",
@@ -151,6 +158,7 @@ __all__ = [
     "metadata",
     "metadata_value",
     "open",
+    "parity",
     "prune_model",
     "push",
     "qa",
@@ -213,6 +221,7 @@ if TYPE_CHECKING:
     from aprfmt.publishing.sbom import sbom
     from aprfmt.publishing.signing import SignatureReport, sign, verify
     from aprfmt.running.bench import BenchReport
+    from aprfmt.running.canary import CanaryReport, check_canary, make_canary, parity
     from aprfmt.running.divergence import Divergence, kl_divergence
     from aprfmt.running.doctor import Diagnosis, doctor
     from aprfmt.running.embeddings import Embeddings

@@ -203,3 +203,6 @@ MAX_SIGNATURE_BYTES = 16 << 20
 
 MAX_SIGNED_FILES = 1 << 16
 """Files of a folder that a signature covers, and shards of a file."""
+
+MAX_CANARY_BYTES = 64 << 20
+"""A canary file; one of 100 layers has 3 MB."""

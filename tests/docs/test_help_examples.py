@@ -259,6 +259,10 @@ def with_signatures(folder: Path) -> None:
     aprfmt.sign(folder / "model.gguf", key=folder / "release.key")
 
 
+def with_a_canary(folder: Path) -> None:
+    aprfmt.make_canary(folder / "model.gguf")
+
+
 def with_secrets(folder: Path) -> None:
     with_keys(folder)
     encrypt_file(folder / "v1.apr", folder / "secret.apr", password=b"correct horse")
@@ -271,6 +275,7 @@ SETUPS = {
     "keygen -o inbox": with_a_passphrase,
     "apr sign": to_sign,
     "apr verify": with_signatures,
+    "apr canary check": with_a_canary,
     "apr encrypt": with_keys,
     "apr decrypt": with_secrets,
     "--recipe m.toml": with_a_recipe,

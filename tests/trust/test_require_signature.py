@@ -45,6 +45,8 @@ WORDS: dict[str, str] = {
     "run": "run IN hello",
     "bench": "bench IN",
     "qa": "qa IN",
+    "canary": "canary make IN --canary OUT.json",
+    "parity": "parity IN GOOD",
     "distill": "distill GOOD --student IN --data DATA -o OUT --steps 1 --device cpu",
     "teacher": "teacher IN --data DATA -o OUT",
     "pretrain": "pretrain --init IN --data DATA -o OUT --steps 1 --device cpu",

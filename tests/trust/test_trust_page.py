@@ -14,4 +14,4 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "trust.md"
 
 def test_the_page_runs(tmp_path: Path) -> None:
     build(tmp_path / "model.gguf")
-    assert run_page(PAGE, tmp_path, {}) == 8
+    assert run_page(PAGE, tmp_path, {}) == 10

@@ -63,6 +63,8 @@ COMMANDS = {
         CommandRow("bench", "bench:Bench", "Benchmark speed and memory in llama.cpp.", "Run"),
         CommandRow("push", "push", "Upload a model to the hub, with a model card.", "Convert"),
         CommandRow("qa", "qa:qa", "Sanity-check a model; exit 1 if a check fails.", "Run"),
+        CommandRow("canary", "canary:canary", "Save golden outputs of a model, or check them.", "Run"),
+        CommandRow("parity", "canary:parity", "Compare two forms of a model layer by layer.", "Run"),
         CommandRow("distill", "training:Distill", "Train a student on a teacher's outputs.", "Train"),
         CommandRow("teacher", "teacher:TeacherCommand", "Save a teacher's top-k log-probabilities to files.", "Train"),
         CommandRow("pretrain", "training:Pretrain", "Train a model on text, without a teacher.", "Train"),

@@ -322,6 +322,11 @@ class Llama:
         found = self._ask("effects", ids=[*ids])
         return found["effects"], found["weights"]
 
+    def states(self, ids: Sequence[int]) -> dict[str, Any]:
+        """Sketches (`watch.sketch`) of a text's hidden states, by layer; "-1": the embeddings."""
+        found: dict[str, Any] = self._ask("states", ids=[*ids])
+        return found
+
     def reorder(self, heads: Sequence[tuple[str, int, int, int]], *, halves: bool) -> None:
         """Reorders weights in the memory of the worker: see Session.reorder."""
         self._is_changed = True

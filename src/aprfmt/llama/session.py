@@ -19,7 +19,7 @@ from aprfmt.llama.capi import ChatMessage, LlamaBatch, LlamaLibrary, Token
 from aprfmt.llama.engine import POOLINGS, EngineError, LoadRequest, RoomError, Sampling
 from aprfmt.llama.importance import ActivationSums, Collector
 from aprfmt.llama.media import MediaContext
-from aprfmt.llama.watch import Watcher
+from aprfmt.llama.watch import Watcher, sketch
 from aprfmt.types import JsonObject
 
 _LONGEST_PIECE = 4096
@@ -458,6 +458,15 @@ class Session:
         self._row(-1)
         found = self._watcher.effects()
         return {"effects": [found.get(i) for i in range(max(found, default=-1) + 1)], "weights": self._watcher.names()}
+
+    def states(self, ids: list[int]) -> dict[str, Any]:
+        """Computes ids from an empty context: the states after each layer, by `sketch`; "-1": the embeddings."""
+        assert self._watcher is not None
+        self._forget()
+        self._watcher.begin()
+        self._compute(ids, every=True)
+        self._row(-1)
+        return {str(layer): sketch(state) for layer, state in sorted(self._watcher.states().items())}
 
     def reorder(self, heads: list[tuple[str, int, int, int]], halves: bool) -> int:
         """Reorders rows of weights by Watcher.reorder: (name, first row, heads, rows per head); returns the number of

@@ -7,6 +7,7 @@ Weights are reordered in place, so that a wrong order is found without a second 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 from ctypes import POINTER, c_bool, c_char_p, c_int32, c_size_t, c_void_p
 from typing import Any
@@ -20,6 +21,26 @@ from aprfmt.llama.importance import GgmlTensor, plain_name
 _F32 = 0
 _STATES, _EMBEDDED = "l_out-", ("inp_embd", "embd", "inp_scaled", "inp_norm")
 """llama.cpp's names of the hidden states after a layer, and before the first."""
+
+
+PROBES = 8
+"""Numbers that a sketch keeps of each token's hidden state."""
+
+
+def sketch(states: np.ndarray[Any, np.dtype[np.float32]]) -> dict[str, Any]:
+    """Hidden states [tokens, hidden] in little room: a digest of their bytes, and random projections of each.
+
+    The projections are onto PROBES fixed vectors of +-1 / sqrt(hidden). The norm of the difference of two sketches is
+    that of the states, but for a factor near 1 (Johnson and Lindenstrauss). The first token is left out: its states are
+    often a thousand times as large as the others'.
+    """
+    some = np.ascontiguousarray(states[1:] if len(states) > 1 else states, np.float32)
+    signs = np.random.default_rng(some.shape[1]).integers(0, 2, (some.shape[1], PROBES)) * 2.0 - 1.0
+    probes = some.astype(np.float64) @ (signs / np.sqrt(PROBES))
+    return {
+        "digest": hashlib.blake2b(some.tobytes(), digest_size=16).hexdigest(),
+        "probes": [[float(f"{value:.6g}") for value in row] for row in probes],
+    }
 
 
 class Watcher:
@@ -78,8 +99,8 @@ class Watcher:
         """Captures the hidden states of the next graph."""
         self._states = {}
 
-    def effects(self) -> dict[int, float]:
-        """How far each layer moves the states of the graph since `begin`, relative to their size; by layer.
+    def states(self) -> dict[int, np.ndarray[Any, np.dtype[np.float32]]]:
+        """The hidden states after each layer of the graph since `begin`, [tokens, hidden]; -1: the embeddings.
 
         Raises the callback's exception, if any.
         """
@@ -87,6 +108,14 @@ class Watcher:
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
+        return states
+
+    def effects(self) -> dict[int, float]:
+        """How far each layer moves the states of the graph since `begin`, relative to their size; by layer.
+
+        Raises the callback's exception, if any.
+        """
+        states = self.states()
         found = {}
         for layer, after in states.items():
             before = states.get(layer - 1)

@@ -25,7 +25,18 @@ if TYPE_CHECKING:
 
 CALLS = (
     *("facts", "system", "tokenize", "detokenize", "generate", "embed", "vectors", "logits", "last_logits"),
-    *("measure", "collect", "save_collected", "load_collected", "pair", "chat", "effects", "reorder", "replace"),
+    *(
+        "measure",
+        "collect",
+        "save_collected",
+        "load_collected",
+        "pair",
+        "chat",
+        "effects",
+        "states",
+        "reorder",
+        "replace",
+    ),
 )
 """Methods of a Session that can be asked for, with their arguments by name."""
 

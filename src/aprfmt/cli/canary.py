@@ -1,0 +1,103 @@
+"""`apr canary` and `apr parity`: golden outputs, and what two models compute layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import aprfmt
+from aprfmt.cli.options import ForceOption, ModelArgument
+from aprfmt.cli.output import out, pairs, printable, table
+from aprfmt.errors import UsageError
+from aprfmt.text import plural
+
+if TYPE_CHECKING:
+    from aprfmt.running.canary import CanaryReport
+
+ExactOption = Annotated[
+    bool, typer.Option("--exact", help="Require the same bits after every layer: same weights, machine and llama.cpp.")
+]
+_BAR = 30
+
+
+def canary(
+    action: Annotated[str, typer.Argument(metavar="make|check", help="Save golden outputs, or compare with them.")],
+    file: ModelArgument,
+    *,
+    canary: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="File of golden outputs. [default: FILE.canary.json]")
+    ] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Use this prompt with make; repeatable. [default: four]")
+    ] = None,
+    exact: ExactOption = False,
+    force: ForceOption = False,
+) -> int:
+    """Save golden outputs of a model, or check that a conversion of it still computes them.
+
+    Golden outputs are tokens, greedy continuations, likely tokens and hidden states after each layer, computed by
+    llama.cpp. Exit status of check: 0 within the band of its dtype, 1 beyond it.
+
+    \b
+    apr canary make model.gguf
+    apr canary check model-q8_0.gguf --canary model.gguf.canary.json
+    """
+    if action not in ("make", "check"):
+        raise UsageError(f"unknown action {action!r}", hint="apr canary make FILE; apr canary check FILE")
+    if action == "make":
+        if exact:
+            raise UsageError("--exact belongs to check")
+        options = {"prompts": prompt} if prompt else {}
+        made = aprfmt.make_canary(file, canary, force=force, log=out.progress_line, **options)
+        place = str(canary) if canary is not None else f"{file.rstrip('/')}.canary.json"
+        body = {"file": file, "output": place, "engine": made.engine, "prompt_count": len(made.prompts)}
+        rows = [("prompts", str(len(made.prompts))), ("engine", made.engine)]
+        out.result(body, [f"{out.style('wrote', 'green')} {out.style(printable(place), 'bold')}", *pairs(rows)])
+        return 0
+    if prompt:
+        raise UsageError("--prompt belongs to make: check uses the prompts of the file")
+    found = aprfmt.check_canary(file, canary, exact=exact, log=out.progress_line)
+    out.result(found.to_json(), _lines(found))
+    return 0 if found.passed else 1
+
+
+def parity(
+    a: Annotated[str, typer.Argument(metavar="A", help="The original model, in any format.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The model to compare with it.")],
+    *,
+    exact: ExactOption = False,
+) -> int:
+    """Compare what two forms of a model compute in llama.cpp, layer by layer; exit 1 beyond the band of their dtypes.
+
+    \b
+    apr parity model.gguf model-q8_0.gguf
+    """
+    found = aprfmt.parity(a, b, exact=exact, log=out.progress_line)
+    out.result(found.to_json(), _lines(found))
+    return 0 if found.passed else 1
+
+
+def _lines(found: CanaryReport) -> Iterator[str]:
+    word, style = ("passed", "green") if found.passed else ("FAILED", "red")
+    yield f"{out.style(printable(found.file), 'bold')}  {out.style(word, style)}"
+    yield from (f"  {printable(finding)}" for finding in found.findings)
+    yield from pairs(
+        [
+            ("compared with", found.canary),
+            ("band", f"{found.band:g} of the states after a layer"),
+            ("output", f"KL {found.kl:.2g} nats, {found.agreement:.1%} the same token, {found.greedy:.1%} greedy"),
+        ]
+    )
+    top = max([found.band, *(value for value in found.layers.values() if value < float("inf"))])
+    rows = [
+        ["embeddings" if layer < 0 else str(layer), f"{value:.2g}", "█" * round(_BAR * min(1.0, value / top))]
+        for layer, value in found.layers.items()
+    ]
+    if rows:
+        yield from ("", *table(["layer", "difference", ""], rows, right="difference"))
+    beyond = sum(not value <= found.band for value in found.layers.values())
+    if beyond:
+        yield f"  {plural(beyond, 'layer')} beyond the band"
