@@ -406,7 +406,7 @@ APRTRAIN = (
     Mutation("layers without a window are rotated too", "aprtrain/network/shape.py:_layers",
         "test_decoder.py::test_logits_equal_those_of_transformers[cohere2]",
         "if _LOCAL in words or", "if"),
-    Mutation("logits are not scaled", "aprtrain/network/decoder.py:Decoder.forward",
+    Mutation("logits are not scaled", "aprtrain/network/decoder.py:Decoder.final_norm",
         "test_decoder.py::test_logits_equal_those_of_transformers[granite]",
         "s.logit_scale", "1.0"),
     Mutation("what the MLP adds is not scaled", "aprtrain/network/decoder.py:Block.compute",
