@@ -133,6 +133,16 @@ class Config:
         choices=("forward", "reverse", "jsd"),
     )
     beta: float = _kd(0.5, "Interpolation weight of --loss jsd.", low=0.001, high=0.999)
+    on_policy: float = _kd(
+        0.0,
+        "Share of the steps that learn from the student's own continuations of --prompts, scored by the teacher.",
+        low=0,
+        high=1,
+    )
+    prompts: str | None = _distill(
+        None, "Prompts of --on-policy: a file of conversations (up to the first answer) or texts.", metavar="PATH"
+    )
+    new_tokens: int = _kd(128, "Maximum length of a continuation of --on-policy in tokens.", low=1)
     logits: str = _what("fp16", "Dtype of the logits on a GPU.", choices=("fp16", "fp32"))
     chunk: int = _what(2048, "Positions per chunk of the loss; smaller saves memory.", low=1)
 
@@ -519,6 +529,14 @@ def _check_together(config: Config, command: str) -> None:
                 f"leave out {schema()[name].flag}")
             for name in ("teacher_residency", "vocab_policy", "allow_same_arch")
         ),
+        ((c.on_policy > 0) != (c.prompts is not None), "--on-policy and --prompts must be given together",
+            "add --on-policy 0.5 --prompts FILE"),
+        (c.on_policy > 0 and has_files, "--on-policy needs a loaded teacher: it scores new text at every step",
+            "pass the teacher's file"),
+        (c.on_policy > 0 and c.shard == "weights", "--on-policy and --shard weights are mutually exclusive",
+            "leave out --shard"),
+        (c.on_policy > 0 and c.new_tokens >= c.seq_len, "--new-tokens must be less than --seq-len",
+            "the prompt needs room too"),
         (c.lora is not None and not (c.student or c.init), "--lora needs the file of the model that it adapts",
             "add --student FILE (of apr pretrain: --init FILE); prune it first with apr prune"),
         (c.lora is not None and c.shard == "weights", "--lora and --shard weights are mutually exclusive",

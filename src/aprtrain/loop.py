@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from aprtrain.models import Origin
 from aprtrain.network.decoder import Decoder, head_name
 from aprtrain.optim.adamw import Optimizer, learning_rate
 from aprtrain.report.metrics import Recorder, StepValues, mean_of, scores_text
+from aprtrain.sampler import Sampler
 from aprtrain.samples import TextSample
 from aprtrain.teacher.files import TeacherTargets
 from aprtrain.teacher.teacher import Teacher
@@ -60,6 +61,7 @@ class Parts:
         origin: lineage for checkpoints.
         on_stall: called from another thread when a step takes too long; ends the process.
         answers: saved teacher log-probabilities, with --teacher-logprobs.
+        sampler: of the student's own continuations, with --on-policy.
         sample: samples of the student's text, recorded after each evaluation; None without --samples.
     """
 
@@ -77,6 +79,7 @@ class Parts:
     origin: Origin
     on_stall: Callable[[RunError], None]
     answers: TeacherTargets | None = None
+    sampler: Sampler | None = None
     sample: Callable[[], list[TextSample]] | None = None
 
 
@@ -134,6 +137,7 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._ready_before: torch.cuda.Event | None = None  # of the previous step, unless a pause followed it
         self._peak_checked = False
+        self._is_on_policy = False
         self._host = HostBuffers()
         self._utilisation: UtilizationMonitor | None = None
         self.progress = progress
@@ -191,11 +195,22 @@ class Trainer:
         if self._utilisation is not None and self.step_seconds:  # the first step compiles kernels
             self._utilisation.wanted.set()
             self._utilisation.check()
-        launched = self._launch(next(self.parts.batches))
+        launched = self._launch(self._sampled(next(self.parts.batches)))
         self._settle()
         self._pending = launched
         if not self._on_gpu:
             self._settle()
+
+    def _sampled(self, micro_batches: list[Batch]) -> list[Batch]:
+        """The student's own continuations in place of the step's data, in `on_policy` of the steps."""
+        sampler, step = self.parts.sampler, self.progress.step
+        share = self.config.on_policy
+        self._is_on_policy = sampler is not None and int((step + 1) * share) > int(step * share)
+        if sampler is None or not self._is_on_policy:
+            return micro_batches
+        found = sampler.batches(step)
+        n_valid = sum(self.world.gather(found[0].n_valid))
+        return [replace(batch, n_valid=n_valid) for batch in found]
 
     def _launch(self, micro_batches: list[Batch]) -> _Pending:
         config, parts, progress = self.config, self.parts, self.progress
@@ -244,7 +259,8 @@ class Trainer:
             x_ND, labels_N = x_ND.index_select(0, kept_P), labels_N[kept_P]
             hidden = None if hidden is None else hidden[kept_P]
         out = distill_head(
-            x_ND, parts.student.head_weight, hidden, head, labels_N, parts.objective,
+            x_ND, parts.student.head_weight, hidden, head, labels_N,
+            replace(parts.objective, kd_weight=1.0) if self._is_on_policy else parts.objective,
             parts.vocabulary if hidden is not None else None, n_valid=max(1, batch.n_valid), chunk=config.chunk,
             logits="fp32" if config.logits == "fp32" else "fp16", softcaps=self._softcaps,
             grad_w=parts.optimizer.grad_of(self._head_name) if parts.student.lora is None else None, top=top,
@@ -321,6 +337,12 @@ class Trainer:
             "utilisation": self._utilisation.latest if self._utilisation else None,
             "memory_bytes": budget.peak_bytes(self.world.device),
         }
+        if self._is_on_policy and parts.sampler is not None:
+            sampled = parts.sampler
+            values["sampled_tokens"], values["sampler_seconds"] = sampled.n_tokens, sampled.seconds
+            values["sampler_tokens_per_s"] = sampled.n_tokens / max(sampled.seconds, 1e-9)
+            values["sampler_share"] = min(1.0, sampled.seconds / max(seconds, 1e-9))
+            values["sampler_age"] = 0  # updates between the weights that sampled and those that learn
         if parts.teacher is not None:
             values["teacher_tflops"] = rate * parts.flops.teacher / 1e12
         if self._on_gpu:

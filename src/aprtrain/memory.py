@@ -32,6 +32,7 @@ from aprtrain.models import GATE_TOKENS, TrainingPair, is_lora_in_blocks
 from aprtrain.network.lora import lora_params
 from aprtrain.network.shape import Shape
 from aprtrain.network.weights import NetworkSource
+from aprtrain.sampler import sampling_bytes
 from aprtrain.selection import fuses
 from aprtrain.teacher.teacher import COMPARED, compared_bytes, estimate_bytes, teacher_dtype
 
@@ -103,6 +104,8 @@ def memory_plan(
         [*kept, MemoryRow("student: layer gradients", tokens * (4 * student.d_model + 3 * student.d_ffn) * width)],
         [MemoryRow("student: embedding gradient", student.vocab_rows * student.d_model * width)],
     ]
+    if config.on_policy:
+        phases.append([MemoryRow("student: sampling", sampling_bytes(student))])
     if teacher is not None:
         s, residency = teacher.shape, config.teacher_residency
         dtype = teacher_dtype(residency, device)

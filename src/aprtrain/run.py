@@ -57,6 +57,7 @@ from aprtrain.nodes import fetch
 from aprtrain.optim.adamw import Optimizer, load_states
 from aprtrain.report.metrics import Recorder, settings_table
 from aprtrain.resume import Saved, check_student, find_checkpoint, is_finished, point_latest_at, state_file
+from aprtrain.sampler import Sampler, read_prompts
 from aprtrain.samples import sample_texts
 from aprtrain.selection import note_kernels
 from aprtrain.teach import save_answers
@@ -246,6 +247,7 @@ def _train(
         origin=origin,
         on_stall=on_stall,
         answers=answers,
+        sampler=_sampler(config, pair, student, corpus, world, rows, recorder),
         sample=partial(sample_texts, student, held_out, tokenizer, config.samples, world.device)
         if config.samples and (tokenizer := pair.student.tokenizer) is not None
         else None,
@@ -295,6 +297,20 @@ def _load(
     return plan, student, optimizer, teacher
 
 
+def _sampler(
+    config: Config, pair: TrainingPair, student: Decoder, corpus: Corpus, world: World, rows: int, recorder: Recorder
+) -> Sampler | None:
+    """What --on-policy samples with."""
+    if config.prompts is None:
+        return None
+    encoder, longest = Encoder(pair.student.tokenizer), config.seq_len - config.new_tokens
+    prompts = read_prompts(Path(config.prompts), encoder, config.text_field, longest, recorder.say)
+    return Sampler(
+        student, prompts, config.seq_len, config.sequences_per_step // world.size, rows, config.new_tokens,
+        corpus.separator, encoder.begin, config.seed, world.rank, world.size,
+    )  # fmt: skip
+
+
 def _check_resident(student: Decoder, teacher: Teacher | None, device: torch.device) -> None:
     named = [*student.named_parameters(), *(teacher.decoder.named_parameters() if teacher is not None else [])]
     # A matrix that stays blocks has a stand-in without memory.
@@ -312,7 +328,9 @@ def _inputs(config: Config, folder: Path) -> Iterator[str]:
     Data that are the folder itself are left out: `prepare` refuses them.
     """
     teacher = None if is_server(config.teacher) else config.teacher
-    yield from (path for path in (teacher, config.student, config.teacher_logprobs, config.eval_data) if path)
+    yield from (
+        path for path in (teacher, config.student, config.teacher_logprobs, config.eval_data, config.prompts) if path
+    )
     for path in split_sources(config.data)[0]:
         if path.absolute() not in (folder.absolute(), folder.absolute() / _TOKENS):
             yield str(path)

@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"teacher", "optim", "report"},
     {"checkpoints"},
     {"guards"},
-    {"models", "evaluate", "reference", "samples", "recorded"},
+    {"models", "evaluate", "reference", "samples", "recorded", "sampler"},
     {"selection"},
     {"memory"},
     {"budget", "teach"},

@@ -173,6 +173,15 @@ def test_no_field_is_left_out() -> None:
     elsewhere = {"teacher", "student", "init", "like", "shape", "data", "output", "resume", "allow_changed"}
     elsewhere |= {"allow_same_arch", "allow_weaker_teacher", "deadline", "vocab_policy", "teacher_logprobs", "top_k"}
     elsewhere |= {"log_to", "text_field", "strict"}  # test_bad_input has them
-    elsewhere |= {"step_deadline", "min_utilization", "samples", "lora", "lora_base"}  # test_guards, _lora, _live
+    elsewhere |= {
+        "step_deadline",
+        "min_utilization",
+        "samples",
+        "lora",
+        "lora_base",
+        "on_policy",
+        "prompts",
+        "new_tokens",
+    }  # test_guards, _lora, _live
     planned = {"micro_tokens", "chunk", "recompute", "logits", "compile", "deterministic"}
     assert set(schema()) == set(CHANGES) | elsewhere | planned

@@ -82,6 +82,23 @@ VARLEN_OPTIONS = _varlen_options()
 """Option names of torch's kernel for packed documents, which changed in torch 2.11; empty without CUDA."""
 
 
+class KeyValueCache:
+    """Keys and values of a layer for the positions so far, of at most `total`."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._n = total, 0
+        self._kept: list[Tensor] = []
+
+    def extend(self, *new_NTKE: Tensor) -> list[Tensor]:
+        """Adds keys and values; gives all of them."""
+        self._kept = self._kept or [x.new_empty(len(x), self._total, *x.shape[2:]) for x in new_NTKE]
+        end = self._n + new_NTKE[0].shape[1]
+        for kept, new in zip(self._kept, new_NTKE, strict=True):
+            kept[:, self._n : end] = new
+        self._n = end
+        return [kept[:, :end] for kept in self._kept]
+
+
 class AttentionPlan(NamedTuple):
     """The attention kernel for the layers with one window size in one batch.
 
@@ -92,6 +109,7 @@ class AttentionPlan(NamedTuple):
         mask: attention mask, bool [N or 1, 1, T, T], for "mask" and "eager". cu_seqlens, max_len: see Documents, for
         "varlen" and "flash4"; None for whole rows.
         window: window size, likewise; 0 for none.
+        cache: of the layer, while text is generated; the mask is then [N, 1, T, all positions so far].
     """
 
     kind: str
@@ -99,6 +117,7 @@ class AttentionPlan(NamedTuple):
     cu_seqlens: Tensor | None = None
     max_len: int = 0
     window: int = 0
+    cache: KeyValueCache | None = None
 
 
 def choose(
@@ -233,6 +252,9 @@ def attend(
     Heads of V may be smaller than those of Q and K; the output has their size.
     """
     kind, mask = plan.kind, plan.mask
+    if plan.cache is not None:
+        k_NTKE, v_NTKE = plan.cache.extend(k_NTKE, v_NTKE)
+        plan = plan._replace(cache=None)
     if v_NTKE.shape[-1] < q_NTHE.shape[-1]:
         wide = functional.pad(v_NTKE, (0, q_NTHE.shape[-1] - v_NTKE.shape[-1]))
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
@@ -287,5 +309,5 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap:
     if sinks is not None:
         column = sinks.view(1, k.shape[1], -1, 1, 1).to(scores.dtype)
         scores = torch.cat((scores, column.expand(*scores.shape[:-1], 1)), -1)
-    weights = torch.softmax(scores, -1, dtype=wide)[..., :t].to(q.dtype)
+    weights = torch.softmax(scores, -1, dtype=wide)[..., : k.shape[2]].to(q.dtype)
     return (weights @ v[:, :, None]).reshape(n, heads, t, size)

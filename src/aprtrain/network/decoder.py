@@ -324,13 +324,22 @@ class Decoder(nn.Module):
         Without `documents` every row is one document; with them no token sees another document.
         """
         s = self.shape
-        x_NTD = _scaled(self.look_up(tokens_NT), self._embed_scale)
+        x_NTD = self.embed_tokens(tokens_NT)
         positions_NT, lengths_NT, number_NT = places(tokens_NT, documents)
-        frequencies = self._frequencies(tokens_NT.device)
+        frequencies = self.frequencies(tokens_NT.device)
         turns = [cos_sin_of(*each, positions_NT, lengths_NT) for each in zip(s.ropes, frequencies, strict=True)]
         plans = self.plan_attention(tokens_NT, documents, number_NT, x_NTD.dtype)
         for block, window, rope in zip(self.blocks, s.windows, s.layer_ropes, strict=True):
-            x_NTD = self._run(block, x_NTD, turns[rope] if rope >= 0 else None, plans[window])
+            x_NTD = self.run_block(block, x_NTD, turns[rope] if rope >= 0 else None, plans[window])
+        return self.final_norm(x_NTD)
+
+    def embed_tokens(self, tokens_NT: Tensor) -> Tensor:
+        """What the first layer reads [N, T, D]."""
+        return _scaled(self.look_up(tokens_NT), self._embed_scale)
+
+    def final_norm(self, x_NTD: Tensor) -> Tensor:
+        """Hidden states of what the last layer gives."""
+        s = self.shape
         # What logits are multiplied with is linear in the hidden states: so the loss need not know of it.
         return _scaled(_norm(x_NTD, self.norm, self.norm_bias, s.norm_eps, s), s.logit_scale)
 
@@ -373,13 +382,13 @@ class Decoder(nn.Module):
         """Rows of the embedding [N, T, D]."""
         return functional.embedding(tokens_NT, self.embed)
 
-    def _frequencies(self, device: torch.device) -> list[Tensor]:
+    def frequencies(self, device: torch.device) -> list[Tensor]:
         """Those of each kind of rotation, kept on the device: a copy at every call would wait for the GPU."""
         if not self._on_device or self._on_device[0].device != device:
             self._on_device = [inverse_frequencies(kind, device) for kind in self.shape.ropes]
         return self._on_device
 
-    def _run(self, block: nn.Module, *inputs: object) -> Tensor:
+    def run_block(self, block: nn.Module, *inputs: object) -> Tensor:
         """The block's output, for the `inputs` of `Block.compute`."""
         again = self.recompute == "block" and torch.is_grad_enabled()
         out = checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)

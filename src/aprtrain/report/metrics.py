@@ -52,6 +52,11 @@ class StepValues(TypedDict):
     utilisation: int | None
     memory_bytes: int | None
     teacher_tflops: NotRequired[float]
+    sampled_tokens: NotRequired[int]
+    sampler_seconds: NotRequired[float]
+    sampler_tokens_per_s: NotRequired[float]
+    sampler_share: NotRequired[float]
+    sampler_age: NotRequired[int]
 
 
 _OF_LABELS, _OF_STEPS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy"), ("grad_norm", "seconds", "mfu")

@@ -142,7 +142,8 @@ class BlocksDecoder(Decoder):
         rows = [torch.empty(p.shape, dtype=torch.bfloat16, device=p.stored_B.device) for p in parts]
         return torch.cat([decode(part, out) for part, out in zip(parts, rows, strict=True)])
 
-    def _run(self, block: nn.Module, *inputs: object) -> Tensor:
+    def run_block(self, block: nn.Module, *inputs: object) -> Tensor:
+        """The block's output, its blocks decoded first."""
         if not torch.is_grad_enabled():
             return self._decoded(block, *inputs)
         # The next layer takes the scratch: the backward pass decodes again, and runs the layer again.

@@ -1,0 +1,145 @@
+"""On-policy distillation: continuations are those of the whole network and of the student as it is, and are learned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import train_runs
+from train_models import Maker, load
+from train_runs import lines, weights
+
+from aprfmt.errors import RefusedError, UsageError
+from aprfmt.texts.encoding import HIDDEN, Encoder
+from aprfmt.texts.records import Chat
+from aprtrain.config import build
+from aprtrain.network.decoder import Decoder, soft_cap
+from aprtrain.network.weights import open_network
+from aprtrain.sampler import Sampler, continue_prompts, read_prompts
+
+Distil = Callable[..., dict[str, Any]]
+CASES = ["llama/biases", "qwen3", "gemma2", "gemma3_text", "mistral/window", "smollm3", "phi3/longrope", "cohere2"]
+
+
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    return Maker(tmp_path_factory.mktemp("sampled"))
+
+
+def greedy(decoder: Decoder, prompt: list[int], n: int, end: int) -> list[int]:
+    """Without a cache: the whole text again for each token, as a document of its final length."""
+    found: list[int] = []
+    with torch.no_grad():
+        while len(found) < n and end not in found:
+            ids = torch.tensor([prompt + found + [end] * (n - len(found))])
+            hidden = decoder(ids)[0, len(prompt) + len(found) - 1]
+            logits = soft_cap(decoder.head_weight.float() @ hidden.float(), decoder.shape.logit_softcap)
+            found.append(int(logits.argmax()))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_continuations_are_those_of_the_whole_network(maker: Maker, case: str) -> None:
+    """Prompts of several lengths in one batch: nothing of another row or of the padding is seen."""
+    decoder = load(maker(case).folder)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(5, 900, n).astype(np.uint32) for n in (1, 9, 4, 17)]
+    found = continue_prompts(decoder, prompts, 12, 2, torch.Generator(), temperature=0)
+    for prompt, new in zip(prompts, found, strict=True):
+        assert new == greedy(decoder, prompt.tolist(), 12, 2)
+
+
+def test_tokens_are_drawn_by_their_probabilities(maker: Maker) -> None:
+    decoder = load(maker("llama/biases").folder)
+    prompt = np.array([7, 8, 9], np.uint32)
+    generator = torch.Generator().manual_seed(1)
+    drawn = [row[0] for row in continue_prompts(decoder, [prompt] * 4000, 1, 2, generator)]
+    with torch.no_grad():
+        p = (decoder(torch.tensor([[7, 8, 9]]))[0, -1] @ decoder.head_weight.T).softmax(0)
+    counts = torch.bincount(torch.tensor(drawn), minlength=len(p)) / 4000
+    assert float((counts - p).abs().sum()) < 2.5 * float((p * (1 - p) / 4000).sqrt().sum())
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "p.jsonl"
+    words = [["the", "cat"], ["a", "dog", "ran"], ["her", "hand"], ["the", "mat"]]
+    path.write_text("".join(json.dumps({"text": " ".join(some)}) + "\n" for some in words))
+    return path
+
+
+def on_policy(distil: Distil, prompts: Path, to: str, **given: Any) -> dict[str, Any]:
+    how = {"on_policy": 0.5, "prompts": str(prompts), "new_tokens": 12, "loss": "reverse", "steps": 6}
+    return distil(to, **{**how, **given})
+
+
+def test_half_of_the_steps_learn_from_the_students_own_words(distil: Distil, prompts: Path, tmp_path: Path) -> None:
+    summary = on_policy(distil, prompts, "run")
+    assert summary["last"]["kl"] < summary["first"]["kl"]
+    steps = lines(tmp_path / "run")
+    own = [step for step in steps if "sampled_tokens" in step]
+    assert [step["step"] for step in own] == [2, 4, 6]
+    for step in own:
+        assert 0 < step["labels"] <= step["sampled_tokens"]
+        assert 0 < step["sampler_share"] <= 1
+        assert step["sampler_tokens_per_s"] == pytest.approx(step["sampled_tokens"] / step["sampler_seconds"])
+        assert step["sampler_age"] == 0
+    on_policy(distil, prompts, "part", steps=3, total_steps=6)
+    on_policy(distil, prompts, "part", steps=6, total_steps=6, resume=True)
+    assert weights(tmp_path / "run/model.apr") == weights(tmp_path / "part/model.apr")
+
+
+def test_the_student_samples_as_it_is_and_only_its_tokens_are_labels(teacher_file: Path, prompts: Path) -> None:
+    with open_network(teacher_file) as network:
+        encoder = Encoder(network.tokenizer)
+    given = read_prompts(prompts, encoder, "text", 20, lambda line: None)
+    student = load(teacher_file)
+    sampler = Sampler(student, given, 32, 4, 2, 12, encoder.separator, encoder.begin, seed=1)
+    batches = sampler.batches(0)
+    assert [len(batch.windows) for batch in batches] in ([2, 1], [2, 2])
+    n = sum(int((batch.labels_NT >= 0).sum()) for batch in batches)
+    assert n == batches[0].n_valid <= sampler.n_tokens
+    again = sampler.batches(0)
+    assert all(torch.equal(a.tokens_NT, b.tokens_NT) for a, b in zip(batches, again, strict=True))
+    assert not torch.equal(sampler.batches(1)[0].tokens_NT, batches[0].tokens_NT)
+    with torch.no_grad():
+        student.embed.zero_()
+    assert not torch.equal(sampler.batches(0)[0].tokens_NT, batches[0].tokens_NT)
+
+
+def test_prompts_beyond_the_sequence_are_left_out_and_counted(teacher_file: Path, tmp_path: Path) -> None:
+    with open_network(teacher_file) as network:
+        encoder = Encoder(network.tokenizer)
+    talk: list[dict[str, object]] = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]
+    path, said = tmp_path / "p.jsonl", list[str]()
+    path.write_text(json.dumps({"messages": talk}) + "\n" + json.dumps({"text": "the cat " * 50}) + "\n")
+    found = read_prompts(path, encoder, "text", 60, said.append)
+    assert len(found) == 1
+    whole = encoder.encode([encoder.render(Chat(talk))])[0] & ~HIDDEN
+    assert whole[: len(found[0])].tolist() == found[0].tolist()
+    assert len(encoder.plain("the cat")) < len(found[0]) < len(whole)
+    assert any("1 of 2 prompts" in line for line in said)
+    with pytest.raises(RefusedError, match="none of 2 prompts"):
+        read_prompts(path, encoder, "text", 2, said.append)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"on_policy": 0.5}, "given together"),
+        ({"prompts": "p"}, "given together"),
+        ({"on_policy": 0.5, "prompts": "p", "new_tokens": 5000}, "less than --seq-len"),
+        ({"on_policy": 0.5, "prompts": "p", "shard": "weights"}, "mutually exclusive"),
+        ({"on_policy": 0.5, "prompts": "p", "teacher": None, "teacher_logprobs": "x"}, "needs a loaded teacher"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change: dict[str, Any], words: str) -> None:
+    base = {"teacher": "t", "student": "s", "data": "d", "output": "o", "steps": 1}
+    with pytest.raises(UsageError, match=words):
+        build("distill", base | change)
+    assert train_runs.SIZES["device"] == "cpu"
