@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES, n_elements
@@ -18,6 +19,9 @@ from aprfmt.codecs.stream import STEP, TensorSource
 from aprfmt.errors import RefusedError
 from aprfmt.io.source import Buffer
 from aprfmt.types import Array
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.packed_blocks import Integers
 
 FLOATS = ("F32", "F16", "BF16")
 FLOATS_BY_TORCH = {DTYPES[name].torch: name for name in FLOATS}
@@ -115,6 +119,7 @@ class Decoded:
         step: maximum values per tile.
         period: rows after which a tile must end, 0 for none.
         blocks: GGML blocks with the same codes and scales, if possible.
+        integers: codes, scales and biases of a weight of unsigned integers.
     """
 
     shape: tuple[int, ...]
@@ -123,6 +128,7 @@ class Decoded:
     step: int = STEP
     period: int = 0
     blocks: Callable[[], PackedBlocks | None] = lambda: None
+    integers: Integers | None = None
 
     def between(self, start: int, stop: int) -> Array:
         """The values at flat positions start .. stop, 1-d float32."""

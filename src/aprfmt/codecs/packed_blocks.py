@@ -105,13 +105,14 @@ class Integers:
         """GGML blocks with the same codes, with the scales rounded to F16; None if no type fits."""
         if self.group % affine.BLOCK:
             return None
-        found = affine.fitting_blocks(self.bits, self._all_numbers())
+        found = affine.fitting_blocks(self.bits, self.all_numbers())
         if found is None or (self.exact and found[1]):
             return None
         dtype, change = found
         return PackedBlocks(dtype, partial(self._between, dtype), change=change)
 
-    def _all_numbers(self) -> Iterator[tuple[Array, Array]]:
+    def all_numbers(self) -> Iterator[tuple[Array, Array]]:
+        """Scales and biases of all rows, a few rows at a time."""
         n_rows, step = prod(self.shape[:-1]), max(1, STEP // self.shape[-1])
         for start in range(0, n_rows, step):
             yield self.numbers(range(start, min(start + step, n_rows)))
