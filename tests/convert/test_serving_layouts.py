@@ -16,7 +16,7 @@ from tiny_models import BYTES, build
 
 import aprfmt
 from aprfmt.codecs import affine
-from aprfmt.codecs.serving import SERVING, in_layout
+from aprfmt.codecs.serving import SERVING, ServingScheme, in_layout
 from aprfmt.codecs.split import TransposedStream
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.io.pipe import FileLayout, Flow, Job, Stream, WriteOptions, write_file
@@ -79,6 +79,13 @@ def as_kernels_read(layout: str, scheme: str, parts: Sequence[Array], shape: tup
     return out
 
 
+def columns_of(scheme: ServingScheme, weight: Array) -> list[Array]:
+    """The parts of a weight, uint8 [lines, bytes]."""
+    made = scheme.encode(scheme, weight, "F32", 1.0, None)
+    shapes = (part.shape(*weight.shape) for part in scheme.parts)
+    return [np.frombuffer(data, "u1").reshape(lines, -1) for data, (lines, _) in zip(made, shapes, strict=True)]
+
+
 @pytest.mark.parametrize(("layout", "name"), INTEGERS)
 def test_kernels_find_the_codes_of_compressed_tensors(layout: str, name: str) -> None:
     weight = (np.random.default_rng(0).standard_normal((16, 256)) * 0.05).astype("f4")
@@ -87,7 +94,7 @@ def test_kernels_find_the_codes_of_compressed_tensors(layout: str, name: str) ->
     weight = affine.rounded(weight, "F16")
     scheme, plain = in_layout(name, layout), SERVING[name]
     assert scheme is not None
-    parts = [np.asarray(part) for part in scheme.encode(scheme, weight, "F32", 1.0, None)]
+    parts = columns_of(scheme, weight)
     found = as_kernels_read(layout, name, parts, weight.shape)
     assert np.abs(found - weight).max() < 1.2 * np.abs(weight).max() / ((1 << plain.bits) - 2)
     codes = plain.encode(plain, weight, "F16", 1.0, None)
@@ -107,15 +114,12 @@ def test_kernels_find_the_codes_of_compressed_tensors(layout: str, name: str) ->
         assert (zero[5] == 0).any()
     np.testing.assert_array_equal(found[same], wanted[same])
     assert not found[3, 128:].any()
-    halves = [
-        [np.asarray(part) for part in scheme.encode(scheme, part, "F32", 1.0, None)]
-        for part in (weight[:8], weight[8:])
-    ]
+    halves = [columns_of(scheme, part) for part in (weight[:8], weight[8:])]
     for whole, first, second in zip(parts, *halves, strict=True):
         np.testing.assert_array_equal(np.concatenate([first, second], axis=1), whole)
 
 
-FOLDERS = {
+FOLDERS: dict[str, tuple[str, dict[str, object]]] = {
     "awq": ("w4a16-asym", {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}),
     "gptq": ("w4a16", {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False,
                        "checkpoint_format": "gptq"}),
@@ -135,7 +139,7 @@ def test_a_folder_is_read_back_and_written_again_with_the_same_bytes(layout: str
     assert [(row.scheme, row.weights) for row in aprfmt.inspect(tmp_path / "out").quantized] == [
         (LABELS[layout], packed)
     ]
-    ignored = found.get("ignore", found.get("modules_to_not_convert"))
+    ignored = found.get("ignore", found.get("modules_to_not_convert", []))
     if layout == "gptq":
         assert found["dynamic"] == {f"-:^model\\.layers\\.{n}\\.self_attn\\.o_proj$": {} for n in range(2)}
         index = aprfmt.load_file(tmp_path / "out" / "model.safetensors")["model.layers.0.mlp.down_proj.g_idx"]
@@ -323,9 +327,9 @@ def transposed(n_rows: int, fails_at: int | None = None) -> TransposedStream:
         for start in range(0, n_rows, 3):
             yield Job(len(data[start : start + 3]) * 4, lambda start=start: piece(start))  # type: ignore[misc]
 
-    def make(buffer: Any) -> list[Array]:
+    def make(buffer: Any) -> list[bytes]:
         rows = np.frombuffer(buffer, "u1").reshape(-1, 4)
-        return [np.ascontiguousarray(rows.T), rows.sum(axis=1, dtype="u1")[None]]
+        return [rows.T.tobytes(), rows.sum(axis=1, dtype="u1").tobytes()]
 
     return TransposedStream(4, pieces, [(4, n_rows), (1, n_rows)], make)
 

@@ -9,7 +9,7 @@ from math import prod
 from aprfmt.arch import names
 from aprfmt.arch.links import find_link
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.row_mapping import StackedMatrix
+from aprfmt.canonical.row_mapping import BufferedTensor, StackedMatrix
 from aprfmt.canonical.sides import to_link
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.stream import TensorSource
@@ -60,7 +60,8 @@ def _single(c: Canonical, name: str, tensor: CanonicalTensor) -> Iterator[tuple[
             own = names.spell(template, layer, expert)
             source: TensorSource = replace(part, name=own, shape=tuple(rest))
             if not link.mapping.is_plain:
-                source = replace(made.produced.as_source(own), shape=made.shape[1:])
+                produced = made.produced
+                source = BufferedTensor(own, produced.dtype, made.shape[1:], produced.chunks, produced.scales)
             yield own, CanonicalTensor(own, (source,))
 
 

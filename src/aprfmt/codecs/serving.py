@@ -225,7 +225,7 @@ def _quantize_integers(
 def pack_integers(scheme: ServingScheme, codes: Array, scale: Array, zero: Array, dtype: str) -> Sequence[Buffer]:
     """The parts of a few rows: unsigned codes uint8 [rows, columns], scales and zero points [rows, groups].
 
-    Scales are stored in `dtype`. Transposed parts are arrays [lines, bytes] of the columns that these rows become.
+    Scales are stored in `dtype`. Transposed parts are the columns that these rows become, line by line.
     """
     if scheme.is_transposed:
         pack = gptq_parts if scheme.format == "gptq" else awq_parts

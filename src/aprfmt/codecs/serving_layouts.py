@@ -1,17 +1,17 @@
 """Integer codes, scales and zero points as GPTQ and AWQ store them: inputs down, outputs across.
 
-Of a few rows (outputs) of a weight each function gives the columns of the stored tensors, one array [lines, bytes] a
-tensor.
+Of a few rows (outputs) of a weight each function gives the columns of the stored tensors, line by line.
 """
 
 from __future__ import annotations
 
 from aprfmt.codecs import affine
 from aprfmt.codecs.packed_ints import AWQ_PLACES
+from aprfmt.io.source import Buffer
 from aprfmt.types import Array
 
 
-def gptq_parts(codes: Array, scales: Array, zeros: Array, bits: int) -> list[Array]:
+def gptq_parts(codes: Array, scales: Array, zeros: Array, bits: int) -> list[Buffer]:
     """qweight, qzeros and scales in the first checkpoint format, which stores zero points less one.
 
     Args:
@@ -26,7 +26,7 @@ def gptq_parts(codes: Array, scales: Array, zeros: Array, bits: int) -> list[Arr
     return [_lines(words), _lines(affine.pack(np.ascontiguousarray((zeros - 1).T), bits)), _lines(scales.T)]
 
 
-def awq_parts(codes: Array, scales: Array, zeros: Array, bits: int) -> list[Array]:
+def awq_parts(codes: Array, scales: Array, zeros: Array, bits: int) -> list[Buffer]:
     """qweight, qzeros and scales as AutoAWQ's GEMM kernels read them; words run along the rows.
 
     Args:
@@ -39,15 +39,14 @@ def awq_parts(codes: Array, scales: Array, zeros: Array, bits: int) -> list[Arra
 
     order = np.argsort(AWQ_PLACES)
 
-    def words(fields: Array) -> Array:
+    def words(fields: Array) -> Buffer:
         lines = fields.T.reshape(fields.shape[1], -1, len(order))
         return _lines(affine.pack(lines[:, :, order].reshape(fields.shape[1], -1), bits))
 
     return [words(codes), words(zeros), _lines(scales.T)]
 
 
-def _lines(values: Array) -> Array:
+def _lines(values: Array) -> Buffer:
     import numpy as np
 
-    lines: Array = np.ascontiguousarray(values).view("u1")
-    return lines
+    return np.ascontiguousarray(values).view("u1").reshape(-1).data

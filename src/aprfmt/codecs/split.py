@@ -11,7 +11,6 @@ from typing import Protocol
 from aprfmt.codecs.stream import whole_units
 from aprfmt.io.pipe import CHUNK_BYTES, Item, Job, item_bytes
 from aprfmt.io.source import Buffer
-from aprfmt.types import Array
 
 
 class Split(Protocol):
@@ -118,9 +117,12 @@ class _Assembly:
             return None
 
     def _place(self, start: int, piece: Item) -> None:
+        import numpy as np
+
         unit = self._stream.unit
         made = self._stream.make(piece.run() if isinstance(piece, Job) else piece)
-        for part, lines in zip(self.parts, made, strict=True):
+        for part, columns in zip(self.parts, made, strict=True):
+            lines = np.frombuffer(columns, "u1").reshape(len(part), -1)
             per_unit = lines.shape[1] // (item_bytes(piece) // unit)
             first = start // unit * per_unit
             part[:, first : first + lines.shape[1]] = lines
@@ -136,13 +138,13 @@ class TransposedStream:
         unit: bytes of the stream that are made together, a divisor of its length.
         values: gives the stream; its pieces had better be whole units.
         shapes: lines of each part, and their bytes.
-        make: gives the columns that some units become in each part, uint8 [lines, bytes].
+        make: gives the columns that some units become in each part, line by line.
     """
 
     unit: int
     values: Callable[[int], Iterable[Item]]
     shapes: Sequence[tuple[int, int]]
-    make: Callable[[Buffer], Sequence[Array]]
+    make: Callable[[Buffer], Sequence[Buffer]]
     _assembly: _Assembly | None = None
     _lock: Lock = field(default_factory=Lock)
 

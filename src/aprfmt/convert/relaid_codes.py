@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -51,7 +51,7 @@ class RelaidCodes:
             rows = range(start, min(start + step, n_rows))
             yield Job(len(rows) * _NUMBER, partial(_numbers, rows))
 
-    def parts(self, numbers: Buffer) -> list[Buffer] | list[Array]:
+    def parts(self, numbers: Buffer) -> Sequence[Buffer]:
         """The parts of the rows with these numbers."""
         import numpy as np
 

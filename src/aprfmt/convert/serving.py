@@ -249,7 +249,7 @@ class PackedModules:
                     "zero_point": True, "modules_to_not_convert": ignored}  # fmt: skip
         if scheme.format == "gptq":
             # Engines take each linear layer but the head for a quantized one, unless a rule excludes it.
-            rules = {f"-:^{re.escape(name)}$": {} for name in ignored if name not in self._ends()}
+            rules: dict[str, object] = {f"-:^{re.escape(name)}$": {} for name in ignored if name not in self._ends()}
             return {"quant_method": "gptq", "checkpoint_format": "gptq", "bits": scheme.bits,
                     "group_size": scheme.group or -1, "sym": scheme.symmetric, "desc_act": False, "lm_head": False,
                     "pack_dtype": "int32", **({"dynamic": rules} if rules else {})}  # fmt: skip
@@ -287,8 +287,8 @@ class PackedModules:
         packed = source.base if isinstance(source, MergedTensor) else source
         if not self._is_linear(tensor) or (self.again and not isinstance(packed, PackedTensor)):
             return []
-        keeps_parts = isinstance(source, PackedTensor) and tensor.mapping is None and not scheme.is_transposed
-        if keeps_parts and stored_scheme(source.form.settings) is scheme:
+        unchanged = tensor.mapping is None and not scheme.is_transposed
+        if isinstance(source, PackedTensor) and unchanged and stored_scheme(source.form.settings) is scheme:
             self.relaid.add(source.name)
             return _as_stored(source, name)
         if not scheme.divides(*tensor.shape):
@@ -429,7 +429,7 @@ def _stream(
     shape: Shape,
     unit: int,
     values: Callable[[int], Iterable[Item]],
-    make: Callable[[Buffer], Sequence[Buffer | Array]],
+    make: Callable[[Buffer], Sequence[Buffer]],
     dtype: str,
 ) -> Split:
     """The parts of a weight of this shape, made of a stream, `unit` bytes of which are `scheme.rows` rows."""
