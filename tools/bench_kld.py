@@ -3,7 +3,7 @@
     python tools/bench_kld.py [--type q4_k_m] [--chunks 4] [--tool LLAMA_PERPLEXITY]
 
 Both compare SmolLM2 as F16 with a quantized file. llama-perplexity is built once, with cmake, into the cache of the
-tests' material. Exit 1 where a figure differs by more than 1e-3.
+tests' material; ours runs in the llama.cpp of llama-cpp-python, of the same source. Exit 1 where a figure differs by more than 1e-3.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import aprfmt
+from aprfmt.llama.client import Llama
+from aprfmt.running import divergence
 from fetch_material import CACHE
 from llama_tools import llama_tool
 
@@ -53,6 +56,7 @@ def main() -> int:
     parser.add_argument("--tool", type=Path, help="llama-perplexity, if it is built already")
     options = parser.parse_args()
     tool = options.tool or llama_tool("llama-perplexity")
+    vars(divergence)["Llama"] = partial(Llama, engines=["llama_cpp"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         base, quantized, text, saved = (folder / file for file in ("f16.gguf", "q.gguf", "text.txt", "base.kld"))

@@ -11,6 +11,7 @@ from aprfmt.codecs.packed import (
     TRANSPOSED_STEP,
     Decoded,
     Grid,
+    Integers,
     Settings,
     StoredTensors,
     Tile,
@@ -26,7 +27,6 @@ from aprfmt.codecs.packed import (
     unpack_fields,
     weight_arguments,
 )
-from aprfmt.codecs.packed_blocks import Integers
 from aprfmt.codecs.stream import TensorSource
 from aprfmt.types import Array
 

@@ -10,8 +10,7 @@ from aprfmt.canonical.packed import PackedTensor
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs import affine, nvfp4
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.packed import SCALE, PackedBlocks
-from aprfmt.codecs.packed_blocks import Integers
+from aprfmt.codecs.packed import SCALE, Integers, PackedBlocks
 from aprfmt.codecs.serving import ServingScheme, pack_integers
 from aprfmt.codecs.stream import STEP, TensorSource, read_part
 from aprfmt.io.pipe import Job
