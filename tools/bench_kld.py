@@ -3,7 +3,8 @@
     python tools/bench_kld.py [--type q4_k_m] [--chunks 4] [--tool LLAMA_PERPLEXITY]
 
 Both compare SmolLM2 as F16 with a quantized file. llama-perplexity is built once, with cmake, into the cache of the
-tests' material; ours runs in the llama.cpp of llama-cpp-python, of the same source. Exit 1 where a figure differs by more than 1e-3.
+tests' material, and ours runs in the llama.cpp of llama-cpp-python, which is of the same source. Exit 1 where a figure
+differs by more than 1e-3.
 """
 
 from __future__ import annotations
