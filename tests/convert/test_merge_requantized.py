@@ -156,9 +156,8 @@ def test_an_awq_base_gets_the_same_groups_and_zero_points(source: Path, tmp_path
     assert [row.scheme for row in aprfmt.inspect(tmp_path / "base").quantized] == ["AWQ"]
     lora = write_adapter(tmp_path / "lora", 0.05)
     report = aprfmt.merge_adapter(tmp_path / "base", lora, tmp_path / "out", format="hf")
-    assert [row.scheme for row in aprfmt.inspect(tmp_path / "out").quantized] == ["w4a16-g32-asym"]
+    assert [row.scheme for row in aprfmt.inspect(tmp_path / "out").quantized] == ["AWQ"]
     assert {(row["from"], row["to"]) for row in report.requantized} == {("AWQ", "w4a16-g32-asym")}
-    a, b = (values(tmp_path / x, tmp_path / f"{x}.safetensors") for x in ("base", "out"))
-    unchanged = [name for name in a if "proj" in name and name not in CHANGED]
-    assert len(unchanged) == 8
-    assert max(float(np.linalg.norm(a[n] - b[n]) / np.linalg.norm(a[n])) for n in unchanged) < 5e-3
+    before, after = stored(tmp_path / "base"), stored(tmp_path / "out")
+    changed = {f"{part.rpartition('.')[0]}.weight" for part in before if before[part] != after[part]}
+    assert sorted(changed) == CHANGED

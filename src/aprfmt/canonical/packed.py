@@ -177,12 +177,14 @@ class Decoding:
         dtype: to which dtype, before any conversion; None: the one before quantization.
         keep_blocks: whether to keep weights quantized that a GGUF of this architecture stores unchanged.
         keep_scales: whether blocks may have a separate tensor scale.
+        keep_stored: whether to keep the blocks of a source that have one.
     """
 
     decode: bool = False
     dtype: str | None = None
     keep_blocks: bool = False
     keep_scales: bool = True
+    keep_stored: bool = False
 
 
 AS_STORED = Decoding()
@@ -218,14 +220,7 @@ class Packing:
         """A sentence per scheme for the report of an output with dequantized weights."""
         counts = Counter(w.scheme for w in self.weights if w.blocks is None) if self.decoded else {}
         sentences = [f"{n} tensors decoded from {scheme}" for scheme, n in sorted(counts.items())]
-        changes = self.changes()
-        for source, target in sorted({(change["from"], change["to"]) for change in changes}):
-            own = [c["largest_relative_change"] for c in changes if (c["from"], c["to"]) == (source, target)]
-            sentences.append(
-                f"{plural(len(own), 'tensor')} converted from {source} to {target}, codes unchanged: "
-                f"rounding the scales changes values by up to {max(own):.1e} of the largest value in their block"
-            )
-        return sentences
+        return sentences + change_sentences(self.changes())
 
     def changes(self) -> list[BlockChange]:
         """The weights whose blocks have the codes of the checkpoint, but rounded scales."""
@@ -234,6 +229,18 @@ class Packing:
             BlockChange({"tensor": w.name, "from": w.scheme, "to": b.dtype, "largest_relative_change": b.change})
             for w, b in found
         ]
+
+
+def change_sentences(changes: Sequence[BlockChange]) -> list[str]:
+    """One sentence for each pair of types."""
+    sentences = []
+    for source, target in sorted({(change["from"], change["to"]) for change in changes}):
+        own = [c["largest_relative_change"] for c in changes if (c["from"], c["to"]) == (source, target)]
+        sentences.append(
+            f"{plural(len(own), 'tensor')} converted from {source} to {target}, codes unchanged: "
+            f"rounding the scales changes values by up to {max(own):.1e} of the largest value in their block"
+        )
+    return sentences
 
 
 def packing(

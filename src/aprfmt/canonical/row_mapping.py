@@ -59,6 +59,42 @@ class BufferedTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class StackedMatrix:
+    """One matrix of a stack, read where it is stored.
+
+    Attributes:
+        name: its own.
+        stack: the tensor that it is part of.
+        number: its place there, from 0.
+        shape: row-major; as many values as the stack has for each of its first dimension.
+    """
+
+    name: str
+    stack: TensorSource
+    number: int
+    shape: Shape
+
+    @property
+    def dtype(self) -> str:
+        """That of the stack."""
+        return self.stack.dtype
+
+    @property
+    def n_bytes(self) -> int:
+        """Stored bytes."""
+        return self.stack.n_bytes // self.stack.shape[0]
+
+    @property
+    def scales(self) -> TensorScales:
+        """Its scales among those of the stack."""
+        return {which: values[self.number :][:1] or values for which, values in scales_of(self.stack).items()}
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from byte `offset` of the matrix."""
+        self.stack.read_into(self.number * self.n_bytes + offset, buffer)
+
+
+@dataclass(frozen=True, slots=True)
 class Produced:
     """One output tensor of a RowMapping: its form, its bytes, and the memory needed to produce them."""
 
@@ -125,7 +161,7 @@ def as_it_is(source: TensorSource) -> Produced:
 
 def scales_of(source: TensorSource) -> TensorScales:
     """The tensor scales that the blocks of a source need."""
-    return source.scales if isinstance(source, PackedTensor | BufferedTensor) else {}
+    return source.scales if isinstance(source, PackedTensor | BufferedTensor | StackedMatrix) else {}
 
 
 def _scales_after(

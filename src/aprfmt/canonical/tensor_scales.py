@@ -47,6 +47,10 @@ def _scaled(tensor: Tensor, own: Mapping[str, Tensor], decoding: Decoding) -> Pa
     values = decode_weight(_SCALED, sources, {})
     form = PackedForm(_SCALED, {}, (*sources,), tensor.shape, "BF16")
     weight = PackedTensor(tensor.name, decoding.dtype or form.dtype, form, tuple(sources.values()), values)
-    is_kept = not decoding.decode or (decoding.keep_blocks and decoding.keep_scales and decoding.dtype is None)
+    is_kept = (
+        not decoding.decode
+        or decoding.keep_stored
+        or (decoding.keep_blocks and decoding.keep_scales and decoding.dtype is None)
+    )
     blocks = values.blocks()
     return replace(weight, dtype=tensor.dtype, blocks=blocks) if is_kept and blocks is not None else weight

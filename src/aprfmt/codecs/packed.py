@@ -9,15 +9,17 @@ is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import prod
 
-from aprfmt.codecs import plain
+from aprfmt.codecs import affine, plain
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.stream import STEP, TensorSource
 from aprfmt.errors import RefusedError
 from aprfmt.io.source import Buffer
-from aprfmt.types import Array
+from aprfmt.types import Array, Shape
 
 FLOATS = ("F32", "F16", "BF16")
 FLOATS_BY_TORCH = {DTYPES[name].torch: name for name in FLOATS}
@@ -105,6 +107,53 @@ class PackedBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class Integers:
+    """A weight of unsigned integer codes: value = scale * code + bias.
+
+    Attributes:
+        shape: row-major; groups of `group` values of a row share scale and bias.
+        bits: per code.
+        fields: decodes the codes of a tile, uint8.
+        numbers: decodes scales and biases of whole rows, [rows, groups], float32 or float64.
+        exact: refuse blocks unless scales and biases are exact in F16.
+    """
+
+    shape: Shape
+    bits: int
+    group: int
+    fields: Tile
+    numbers: Callable[[range], tuple[Array, Array]]
+    exact: bool = False
+
+    def blocks(self) -> PackedBlocks | None:
+        """GGML blocks with the same codes, with the scales rounded to F16; None if no type fits."""
+        if self.group % affine.BLOCK:
+            return None
+        found = affine.fitting_blocks(self.bits, self.all_numbers())
+        if found is None or (self.exact and found[1]):
+            return None
+        dtype, change = found
+        return PackedBlocks(dtype, partial(self._between, dtype), change=change)
+
+    def all_numbers(self) -> Iterator[tuple[Array, Array]]:
+        """Scales and biases of all rows, a few rows at a time."""
+        n_rows, step = prod(self.shape[:-1]), max(1, STEP // self.shape[-1])
+        for start in range(0, n_rows, step):
+            yield self.numbers(range(start, min(start + step, n_rows)))
+
+    def _between(self, dtype: str, start: int, stop: int) -> Buffer:
+        import numpy as np
+
+        width = self.shape[-1]
+        per_row, per_group = width // affine.BLOCK, self.group // affine.BLOCK
+        rows = range(start // per_row, -(-stop // per_row))
+        codes = self.fields(rows, range(width)).reshape(-1, affine.BLOCK)
+        scale, bias = (np.repeat(numbers.reshape(-1), per_group) for numbers in self.numbers(rows))
+        part = slice(start - rows.start * per_row, stop - rows.start * per_row)
+        return affine.write_blocks(dtype, codes[part], scale[part], bias[part])
+
+
+@dataclass(frozen=True, slots=True)
 class Decoded:
     """A weight that can be dequantized.
 
@@ -115,6 +164,7 @@ class Decoded:
         step: maximum values per tile.
         period: rows after which a tile must end, 0 for none.
         blocks: GGML blocks with the same codes and scales, if possible.
+        integers: codes, scales and biases of a weight of unsigned integers.
     """
 
     shape: tuple[int, ...]
@@ -123,6 +173,7 @@ class Decoded:
     step: int = STEP
     period: int = 0
     blocks: Callable[[], PackedBlocks | None] = lambda: None
+    integers: Integers | None = None
 
     def between(self, start: int, stop: int) -> Array:
         """The values at flat positions start .. stop, 1-d float32."""

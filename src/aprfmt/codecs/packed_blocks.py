@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 
-from aprfmt.codecs import affine
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.packed import (
-    SCALE,
-    Decoded,
-    PackedBlocks,
-    Settings,
-    StoredTensors,
-    Tile,
-    count,
-    expect,
-    flat,
-    refusal,
-)
+from aprfmt.codecs.packed import SCALE, Decoded, PackedBlocks, Settings, StoredTensors, count, expect, flat, refusal
 from aprfmt.codecs.recode import decode
-from aprfmt.codecs.stream import STEP, TensorSource
+from aprfmt.codecs.stream import TensorSource
 from aprfmt.io.source import Buffer
-from aprfmt.types import Array, Shape
+from aprfmt.types import Array
 
 
 def scaled(sources: StoredTensors, settings: Settings) -> Decoded:
@@ -80,49 +66,3 @@ def _stored(weight: TensorSource, start: int, stop: int) -> Buffer:
     data = bytearray((stop - start) * size)
     weight.read_into(start * size, memoryview(data))
     return data
-
-
-@dataclass(frozen=True, slots=True)
-class Integers:
-    """A weight of unsigned integer codes: value = scale * code + bias.
-
-    Attributes:
-        shape: row-major; groups of `group` values of a row share scale and bias.
-        bits: per code.
-        fields: decodes the codes of a tile, uint8.
-        numbers: decodes scales and biases of whole rows, [rows, groups], float32 or float64.
-        exact: refuse blocks unless scales and biases are exact in F16.
-    """
-
-    shape: Shape
-    bits: int
-    group: int
-    fields: Tile
-    numbers: Callable[[range], tuple[Array, Array]]
-    exact: bool = False
-
-    def blocks(self) -> PackedBlocks | None:
-        """GGML blocks with the same codes, with the scales rounded to F16; None if no type fits."""
-        if self.group % affine.BLOCK:
-            return None
-        found = affine.fitting_blocks(self.bits, self._all_numbers())
-        if found is None or (self.exact and found[1]):
-            return None
-        dtype, change = found
-        return PackedBlocks(dtype, partial(self._between, dtype), change=change)
-
-    def _all_numbers(self) -> Iterator[tuple[Array, Array]]:
-        n_rows, step = prod(self.shape[:-1]), max(1, STEP // self.shape[-1])
-        for start in range(0, n_rows, step):
-            yield self.numbers(range(start, min(start + step, n_rows)))
-
-    def _between(self, dtype: str, start: int, stop: int) -> Buffer:
-        import numpy as np
-
-        width = self.shape[-1]
-        per_row, per_group = width // affine.BLOCK, self.group // affine.BLOCK
-        rows = range(start // per_row, -(-stop // per_row))
-        codes = self.fields(rows, range(width)).reshape(-1, affine.BLOCK)
-        scale, bias = (np.repeat(numbers.reshape(-1), per_group) for numbers in self.numbers(rows))
-        part = slice(start - rows.start * per_row, stop - rows.start * per_row)
-        return affine.write_blocks(dtype, codes[part], scale[part], bias[part])

@@ -106,7 +106,7 @@ def int8(sources: StoredTensors, settings: Settings) -> Decoded:
         return np.asarray(half) if zeros is None else zeros.at(rows, columns) + half
 
     integers = grid_integers(grid, (weight.shape[0], width), 8, fields, zero_points)
-    return Decoded(weight.shape, tile, blocks=integers.blocks)
+    return Decoded(weight.shape, tile, blocks=integers.blocks, integers=integers)
 
 
 def nvfp4(sources: StoredTensors, settings: Settings) -> Decoded:

@@ -11,6 +11,7 @@ from aprfmt.codecs.packed import (
     TRANSPOSED_STEP,
     Decoded,
     Grid,
+    Integers,
     Settings,
     StoredTensors,
     Tile,
@@ -26,12 +27,11 @@ from aprfmt.codecs.packed import (
     unpack_fields,
     weight_arguments,
 )
-from aprfmt.codecs.packed_blocks import Integers
 from aprfmt.codecs.stream import TensorSource
 from aprfmt.types import Array
 
-# AWQ's kernels expect value i of a word at this position of its eight.
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Position in a word at which AWQ's kernels expect each of eight values."""
 
 
 def gptq(sources: StoredTensors, settings: Settings) -> Decoded:
@@ -71,7 +71,7 @@ def gptq(sources: StoredTensors, settings: Settings) -> Decoded:
     in_order = n_in == size * n_groups and np.array_equal(order, np.arange(n_in) // size)
     fields = partial(unpack_fields, codes, bits=bits, down=True)
     integers = Integers((n_out, n_in), bits, size if in_order else 1, fields, numbers)
-    return Decoded((n_out, n_in), tile, step=TRANSPOSED_STEP, blocks=integers.blocks)
+    return Decoded((n_out, n_in), tile, step=TRANSPOSED_STEP, blocks=integers.blocks, integers=integers)
 
 
 def _biased(scheme: str, source: TensorSource, scale: Array, zero: Array) -> tuple[Array, Array]:
@@ -152,7 +152,7 @@ def awq(sources: StoredTensors, settings: Settings) -> Decoded:
         span = range(outputs.start // 8, -(-outputs.stop // 8))
         words = np.ascontiguousarray(region(source, n_words, lines, span).view("<u4").T)
         eights = np.empty((len(span), 8, len(lines)), dtype=np.float32)
-        for i, place in enumerate(_AWQ_PLACES):
+        for i, place in enumerate(AWQ_PLACES):
             eights[:, i] = words >> np.uint32(4 * place) & np.uint32(15)
         skip = outputs.start - 8 * span.start
         return eights.reshape(-1, len(lines))[skip : skip + len(outputs)]
@@ -174,7 +174,7 @@ def awq(sources: StoredTensors, settings: Settings) -> Decoded:
         return fields(codes, columns, rows).astype("u1")
 
     integers = Integers((n_out, n_in), 4, size if n_in == size * n_groups else 1, octets, numbers)
-    return Decoded((n_out, n_in), tile, step=TRANSPOSED_STEP, blocks=integers.blocks)
+    return Decoded((n_out, n_in), tile, step=TRANSPOSED_STEP, blocks=integers.blocks, integers=integers)
 
 
 def pack_quantized(sources: StoredTensors, settings: Settings) -> Decoded:
@@ -200,7 +200,8 @@ def pack_quantized(sources: StoredTensors, settings: Settings) -> Decoded:
         return values * grid.at(rows, columns)
 
     fields = partial(unpack_fields, packed, bits=bits)
-    return Decoded((rows, columns), tile, blocks=grid_integers(grid, (rows, columns), bits, fields, zero).blocks)
+    integers = grid_integers(grid, (rows, columns), bits, fields, zero)
+    return Decoded((rows, columns), tile, blocks=integers.blocks, integers=integers)
 
 
 def grid_integers(grid: Grid, shape: tuple[int, int], bits: int, fields: Tile, zero: Tile) -> Integers:

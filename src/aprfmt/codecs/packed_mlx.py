@@ -8,6 +8,7 @@ from aprfmt.codecs.packed import (
     CONFIG_HINT,
     FLOATS,
     Decoded,
+    Integers,
     Settings,
     StoredTensors,
     Tile,
@@ -16,7 +17,6 @@ from aprfmt.codecs.packed import (
     region,
     unpack,
 )
-from aprfmt.codecs.packed_blocks import Integers
 from aprfmt.codecs.packed_floats import FP4_VALUES
 from aprfmt.codecs.stream import TensorSource
 from aprfmt.errors import UsageError

@@ -1,17 +1,20 @@
 """Quantization for serving engines (vLLM, SGLang), in the tensors that they load: round to nearest, or a scale search.
 
 Arithmetic and layouts are those of compressed-tensors; `fp8-block` is that of DeepSeek V3. Each step is rounded to the
-dtype of the weight, as in torch.
+dtype of the weight, as in torch. `in_layout` gives the same codes in the layouts of GPTQ, AWQ and ModelOpt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 from aprfmt.codecs import affine, plain, serving_search
 from aprfmt.codecs.packed_floats import FP4_VALUES
+from aprfmt.codecs.serving_layouts import awq_parts, gptq_parts
+from aprfmt.errors import RefusedError
 from aprfmt.io.source import Buffer
 from aprfmt.types import Array, Shape
 
@@ -31,16 +34,19 @@ class Part:
         ending: suffix of the weight's name, or replacement of its "weight".
         dtype: "" for that of the weight.
         height, width: rows and columns of the weight per element; a width of 0 is a whole row.
+        transposed: whether it is stored as [inputs, outputs].
     """
 
     ending: str
     dtype: str
     height: int = 1
     width: int = 1
+    transposed: bool = False
 
     def shape(self, rows: int, columns: int) -> Shape:
         """The shape for a weight of this many rows and columns."""
-        return -(-rows // self.height), -(-columns // self.width) if self.width else 1
+        down, across = -(-rows // self.height), -(-columns // self.width) if self.width else 1
+        return (across, down) if self.transposed else (down, across)
 
 
 Encode = Callable[["ServingScheme", Array, str, float, "Array | None"], Sequence[Buffer]]
@@ -52,7 +58,7 @@ class ServingScheme:
 
     Attributes:
         id: the value of `--quantize`.
-        format: compressed-tensors' name of the layout; "fp8" for fp8-block.
+        format: compressed-tensors' name of the layout; "fp8" for fp8-block; or one of LAYOUTS.
         bits, kind: of a code: "int" or "float".
         group: values per scale, 0 for a whole row.
         symmetric: whether zero points are absent.
@@ -90,13 +96,19 @@ class ServingScheme:
 
     @property
     def has_tensor_scale(self) -> bool:
-        """Whether it has a tensor scale in addition to group scales."""
-        return self.format == "nvfp4-pack-quantized"
+        """Whether a scale of the tensor is beside those of its groups."""
+        return self.format in ("nvfp4-pack-quantized", "modelopt")
 
-    def divides(self, columns: int) -> bool:
-        """Whether rows of this length can be quantized."""
-        per_element = max(part.width for part in self.parts[:1])
-        return columns > 0 and columns % max(self.group, per_element, 1) == 0
+    @property
+    def is_transposed(self) -> bool:
+        """Whether inputs run down and outputs across in its parts, which are made of the whole weight."""
+        return self.parts[0].transposed
+
+    def divides(self, rows: int, columns: int) -> bool:
+        """Whether a weight of this shape can be stored."""
+        per_element = self.parts[0].width
+        fills_words = not self.is_transposed or rows % self.rows == 0
+        return columns > 0 and fills_words and columns % max(self.group, per_element, 1) == 0
 
     def settings(self) -> dict[str, object]:
         """The config of the weights."""
@@ -168,41 +180,60 @@ def _encode_float8_blocks(
 
 def _encode_integers(
     scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, weights: Array | None = None
-) -> list[Buffer]:
+) -> Sequence[Buffer]:
     """Codes packed into words, or bytes if there is at most one scale per row."""
+    dtype = scheme.parts[-1].dtype if scheme.is_transposed else source_dtype
+    codes, scale, zero = _quantize_integers(scheme, values, dtype, weights)
+    return pack_integers(scheme, codes, scale, zero, dtype)
+
+
+def _quantize_integers(
+    scheme: ServingScheme, values: Array, dtype: str, weights: Array | None
+) -> tuple[Array, Array, Array]:
+    """Unsigned codes [rows, columns], scales that `dtype` holds and unsigned zero points [rows, groups]."""
     import numpy as np
 
     half, groups = 1 << scheme.bits - 1, _grouped(values, scheme.group)
-    zero: Array | None = None
     if weights is not None:
         own = _grouped(weights[None], scheme.group)
-        scale, zero = serving_search.integer_scales(groups, own, half, source_dtype, symmetric=scheme.symmetric)
-        codes = serving_search.integer_codes(groups, scale, zero, half).reshape(values.shape)
-        return _integer_parts(scheme, codes, scale, zero, source_dtype)
-    if scheme.symmetric:
-        scale = _scales(groups, half - 0.5, source_dtype)
-        scaled = _rounded(groups / scale[..., None], source_dtype)
+        scale, zero = serving_search.integer_scales(groups, own, half, dtype, symmetric=scheme.symmetric)
+        codes = serving_search.integer_codes(groups, scale, zero, half)
+    elif scheme.symmetric:
+        scale = _scales(groups, half - 0.5, dtype)
+        zero = np.zeros_like(scale)
+        codes = np.rint(np.clip(_rounded(groups / scale[..., None], dtype), -half, half - 1))
     else:
         low, high = np.minimum(groups.min(axis=-1), 0), np.maximum(groups.max(axis=-1), 0)
-        scale = _rounded(_rounded(high - low, source_dtype) / np.float32(2 * half - 1), source_dtype)
+        scale = _rounded(_rounded(high - low, dtype) / np.float32(2 * half - 1), dtype)
         with np.errstate(divide="ignore", invalid="ignore"):
-            zero = _rounded(-half - _rounded(low / scale, source_dtype), source_dtype)
+            zero = _rounded(-half - _rounded(low / scale, dtype), dtype)
         zero = np.rint(np.clip(np.nan_to_num(zero), -half, half - 1))
-        scale = np.where(scale == 0, np.float32(_EPS[source_dtype]), scale)
-        scaled = _rounded(_rounded(groups / scale[..., None], source_dtype) + zero[..., None], source_dtype)
-    codes = np.rint(np.clip(scaled, -half, half - 1)).reshape(values.shape)
-    return _integer_parts(scheme, codes, scale, zero, source_dtype)
+        scale = np.where(scale == 0, np.float32(_EPS[dtype]), scale)
+        scaled = _rounded(_rounded(groups / scale[..., None], dtype) + zero[..., None], dtype)
+        codes = np.rint(np.clip(scaled, -half, half - 1))
+    if scheme.format == "gptq" and (least := zero == -half).any():  # zero points of groups without negative values
+        zero = np.where(least, 1 - half, zero)
+        scale = np.where(least, _scales(groups, 2 * half - 2, dtype), scale)
+        codes = np.where(least[..., None], serving_search.integer_codes(groups, scale, zero, half), codes)
+    if not np.isfinite(scale).all():
+        raise RefusedError(
+            f"the weight has values too large for {dtype} scales", hint="choose another scheme or --format hf"
+        )
+    return (codes + half).astype("u1").reshape(values.shape), scale, (zero + half).astype("u1")
 
 
-def _integer_parts(scheme: ServingScheme, codes: Array, scale: Array, zero: Array | None, dtype: str) -> list[Buffer]:
-    """Signed codes [rows, columns], scales and zero points [rows, groups] as they are stored."""
-    half = 1 << scheme.bits - 1
+def pack_integers(scheme: ServingScheme, codes: Array, scale: Array, zero: Array, dtype: str) -> Sequence[Buffer]:
+    """The parts of a few rows: unsigned codes uint8 [rows, columns], scales and zero points [rows, groups].
+
+    Scales are stored in `dtype`. Transposed parts are the columns that these rows become, line by line.
+    """
+    if scheme.is_transposed:
+        pack = gptq_parts if scheme.format == "gptq" else awq_parts
+        return pack(codes, scale.astype("f2"), zero, scheme.bits)
     if scheme.parts[0].dtype == "I8":
-        return [codes.astype("i1").view("u1").data, _stored(scale, dtype)]
-    parts = [_words((codes + half).astype("u1"), scheme.bits), _stored(scale, dtype)]
-    if scheme.symmetric or zero is None:
-        return parts
-    return [*parts, pack_zero_points((zero + half).astype("u1"), scheme.bits)]
+        return [(codes ^ 0x80).data, _stored(scale, dtype)]
+    parts = [_words(codes, scheme.bits), _stored(scale, dtype)]
+    return parts if scheme.symmetric else [*parts, pack_zero_points(zero, scheme.bits)]
 
 
 def _words(codes: Array, bits: int) -> Buffer:
@@ -326,6 +357,28 @@ _SCHEMES = (
 SERVING = {scheme.id: scheme for scheme in _SCHEMES}
 """Every scheme by its id."""
 
+LAYOUTS = ("gptq", "awq", "modelopt")
+"""Layouts of other tools than compressed-tensors that engines load."""
+
+
+@cache
+def in_layout(name: str, layout: str) -> ServingScheme | None:
+    """The scheme called `name` with the tensors of one of LAYOUTS; None where it has no such form.
+
+    GPTQ holds integers of 4 and 8 bits, AWQ of 4; those of both have zero points and F16 scales. ModelOpt holds NVFP4.
+    """
+    scheme = SERVING[name]
+    if layout == "modelopt":
+        codes = Part("weight", "U8", width=2)
+        return replace(scheme, format=layout, parts=(codes, scheme.parts[1])) if scheme.has_tensor_scale else None
+    if scheme.format != "pack-quantized" or (layout == "awq" and scheme.bits != 4):
+        return None
+    per_word = 32 // scheme.bits
+    codes = Part("qweight", "I32", transposed=True, **{"width" if layout == "gptq" else "height": per_word})
+    zeros = Part("qzeros", "I32", per_word, scheme.group, transposed=True)
+    parts = (codes, zeros, Part("scales", "F16", width=scheme.group, transposed=True))
+    return replace(scheme, format=layout, parts=parts, rows=per_word)
+
 
 _SAME_WEIGHTS = ("num_bits", "type", "symmetric", "strategy", "group_size")
 
@@ -350,25 +403,20 @@ def scheme_of(settings: Mapping[str, object]) -> ServingScheme | None:
     return None
 
 
-def equivalent_scheme(settings: Mapping[str, object]) -> ServingScheme | None:
-    """The scheme that holds the codes of a `quantization_config` without a change of format; that of `scheme_of`, or
-    for GPTQ, AWQ and ModelOpt's NVFP4 the same bits, groups and zero points in compressed-tensors' layout.
-    """
-    method, bits = settings.get("quant_method"), settings.get("bits", settings.get("w_bit"))
+def stored_scheme(settings: Mapping[str, object]) -> ServingScheme | None:
+    """The scheme of a `quantization_config` in its layout: that of `scheme_of`, GPTQ, AWQ or ModelOpt's NVFP4."""
+    method = str(settings.get("quant_method"))
     if method == "modelopt" and settings.get("quant_algo") in ("NVFP4", "W4A16_NVFP4"):
-        return SERVING["nvfp4a16"]
-    if method not in ("gptq", "awq") or bits != 4:
+        return in_layout("nvfp4a16", method)
+    if method not in ("gptq", "awq"):
         return scheme_of(settings)
-    group, symmetric = (
-        settings.get("group_size", settings.get("q_group_size")),
-        method == "gptq" and settings.get("sym"),
+    bits, group = settings.get("bits", settings.get("w_bit")), settings.get("group_size", settings.get("q_group_size"))
+    symmetric = method == "gptq" and settings.get("sym") is True
+    fitting = (
+        scheme.id
+        for scheme in _SCHEMES
+        if (scheme.format, scheme.bits, scheme.group or -1) == ("pack-quantized", bits, group)
+        and scheme.symmetric == symmetric
     )
-    return next(
-        (
-            scheme
-            for scheme in _SCHEMES
-            if (scheme.format, scheme.bits, scheme.group) == ("pack-quantized", 4, group)
-            and scheme.symmetric == bool(symmetric)
-        ),
-        None,
-    )
+    name = next(fitting, None)
+    return in_layout(name, method) if name is not None else None

@@ -22,6 +22,7 @@ from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.read import canonical
 from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.dtypes import dtype_totals
+from aprfmt.codecs.serving import LAYOUTS
 from aprfmt.convert.files import carried_files, parts_of, with_files
 from aprfmt.convert.gguf_parts import older_outputs
 from aprfmt.convert.integrity import open_checked
@@ -32,7 +33,7 @@ from aprfmt.convert.parsing import parse_options
 from aprfmt.convert.presets import find_preset
 from aprfmt.convert.quantization import Observer, Quantization, quantization_of
 from aprfmt.convert.report import PlannedTensor, Report
-from aprfmt.convert.serving import serving_scheme
+from aprfmt.convert.serving import FOLDERS, serving_scheme
 from aprfmt.convert.targets import apr
 from aprfmt.convert.targets.base import TARGETS, Output, Target, Work, check_options, find_target
 from aprfmt.convert.towers import with_tower
@@ -272,9 +273,12 @@ def _decoding(options: Options, target: Target, *, edited: bool) -> Decoding:
     dtype, gguf = options.dtype, target.name == "gguf"
     if dtype == "keep":
         otherwise = any(value is not None for value in (options.bits, options.group_size, options.recipe))
-        return Decoding(decode=gguf or otherwise or edited, keep_blocks=gguf, keep_scales=not edited)
-    if target.name == "hf" and serving_scheme(dtype) is not None:
-        return Decoding(decode=True)
+        relaid, stored = target.name in LAYOUTS, target.name == "modelopt"
+        decode = gguf or otherwise or edited or relaid
+        return Decoding(decode=decode, keep_blocks=gguf, keep_scales=not edited, keep_stored=stored)
+    scheme = serving_scheme(dtype, target.name) if target.name in FOLDERS else None
+    if scheme is not None:
+        return Decoding(decode=True, keep_stored=scheme.has_tensor_scale)
     # Blocks that a GGUF supports are kept unless floats are requested.
     return Decoding(decode=True, dtype="F32", keep_blocks=find_preset(dtype) is not None)
 

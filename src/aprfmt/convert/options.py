@@ -75,7 +75,7 @@ class Formatted(Typed):
 
     format: str | None = option(
         None,
-        "Output format: apr, apr-shards, gguf, safetensors, hf or mlx; default: from the suffix.",
+        "Output format: apr, apr-shards, gguf, safetensors, hf, gptq, awq, modelopt or mlx; default: from the suffix.",
         metavar="NAME",
         complete="format",
     )

@@ -33,7 +33,7 @@ from aprfmt.convert.presets import (
     uniform_preset,
     unknown,
 )
-from aprfmt.convert.serving import serving_scheme
+from aprfmt.convert.serving import FOLDERS, serving_scheme
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out_tensor import OutTensor
@@ -247,8 +247,8 @@ def quantization_of(options: Options, target: str, takes: Collection[str]) -> Qu
 
     Raises UsageError (unknown names, a broken pattern, options that only go with a preset) and what read_imatrix does.
     """
-    scheme = serving_scheme(options.dtype) if target == "hf" else None
-    if target != "hf" and options.dtype.lower() in SERVING and options.dtype.upper() not in DTYPES:
+    scheme = serving_scheme(options.dtype, target) if target in FOLDERS else None
+    if target not in FOLDERS and options.dtype.lower() in SERVING and options.dtype.upper() not in DTYPES:
         raise UsageError(
             f"{options.dtype} is a quantization scheme of Hugging Face folders", hint="write one with --format hf"
         )
@@ -264,7 +264,7 @@ def quantization_of(options: Options, target: str, takes: Collection[str]) -> Qu
             )
         return None
     if not set(takes) >= PRESET_OPTIONS:
-        container = "safetensors" if target in ("hf", "mlx") else target
+        container = "safetensors" if target in (*FOLDERS, "mlx") else target
         raise RefusedError(
             f"{container} has no dtype {preset.dtype}: a quantization preset needs a .gguf or .apr output",
             hint="write a .gguf or .apr file, or use --dtype f32, f16 or bf16",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    ROPE_DIM, VOCAB, attention, class_names, gated_mlp, linear, must_be, rename, split, tensor,
+    ROPE_DIM, VOCAB, attention, class_names, experts, gated_mlp, linear, must_be, rename, split, tensor,
 )
 from aprfmt.arch.blocks.moe import NO_BIAS, WIDTH, moe_decoder, moe_keys, shared_expert
 from aprfmt.arch.converter import Converter, Scope, implied, refuse_if
@@ -49,6 +49,7 @@ def _llama4_experts() -> tuple[TensorRow, ...]:
             "feed_forward.experts.down_proj", "ffn_down_exps.weight", "experts,moe_ffn,hidden", transposed=True,
             gguf_dims=("experts,hidden,moe_ffn",), layers="moe",
         ),
+        *experts("feed_forward.experts.{e}.", layers="moe"),  # as llm-compressor writes them
         *shared_expert("feed_forward.shared_expert", "moe_ffn", layers="moe"),
         *gated_mlp(hf="feed_forward", layers="dense"),
     )

@@ -161,6 +161,10 @@ TARGETS: tuple[Target, ...] = (
     _BuiltInTarget(
         "hf", "hf", "HF folder", "hf:layouts", _HF | {"verify", "search", "imatrix"}, adapters="adapter:peft_layouts"
     ),
+    *(
+        _BuiltInTarget(name, "hf", f"{label} folder", "hf:layouts", _HF | {"verify", "search", "imatrix"})
+        for name, label in (("gptq", "GPTQ"), ("awq", "AWQ"), ("modelopt", "ModelOpt"))
+    ),
     _BuiltInTarget(
         "mlx",
         "mlx",

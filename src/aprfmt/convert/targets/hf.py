@@ -18,6 +18,7 @@ from aprfmt.canonical.drafts import named_drafts, with_drafts_counted
 from aprfmt.canonical.model import Canonical, from_gguf
 from aprfmt.canonical.packed import HF_QUANT, without_packing
 from aprfmt.canonical.sides import hf_side
+from aprfmt.canonical.single_experts import with_single_experts
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, extra_dtype, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS
@@ -66,8 +67,14 @@ def folder(c: Canonical, work: Work, manifest: SourceManifest | None, framework:
     source = source_texts(c, manifest)
     # The classes in the source's config.json expect its tensor names.
     params = source.get(mistral.PARAMS_NAME) if _is_mistral(c, source, manifest) else None
-    own_names = names_of_source(c, manifest) if CONFIG in source and params is None else {}
+    own_names = dict(names_of_source(c, manifest)) if CONFIG in source and params is None else {}
     packed = packed_modules(c, work.options)
+    if packed.scheme is not None and not packed.again:
+        c, stacks = with_single_experts(c)
+        own_names = own_names | {
+            name: _like_stack(name, stack, own_names[stack]) for name, stack in stacks.items() if stack in own_names
+        }
+        packed.c = c
     tensors = _hf_tensors(c, "keep" if packed.scheme else work.options.dtype, losses, own_names, packed)
     packed.check(losses)
     texts = sidecar.with_folder_fields(c.model, c.info, with_card(c, with_edits(c, source), losses))
@@ -95,6 +102,7 @@ def folder(c: Canonical, work: Work, manifest: SourceManifest | None, framework:
         return Output([*written, *manifest.other_layouts(), *weights], tensors)
     if packed.packed and config is not None:
         config = _json(parse_config(config, c.model.path) | {"quantization_config": packed.settings()})
+        texts = texts | {name: _json(value) for name, value in packed.files().items()}
     if params is not None:  # what is written from here on has Hugging Face's layout
         texts.pop(mistral.PARAMS_NAME, None)
     files = {**({CONFIG: config} if config is not None else {}), **tokenizer_files(c, texts)}
@@ -366,6 +374,12 @@ def _hf_tensors(
         losses.note(tensor.original_dtype, target)
         out.append(tensor.out(name, target, overflow=losses.overflow))
     return out
+
+
+def _like_stack(name: str, stack: str, spelled: str) -> str:
+    """The canonical name of an expert with the prefix that the source has, which spells the name of its stack so."""
+    kept = next(n for n in range(len(stack), -1, -1) if spelled.endswith(stack[len(stack) - n :]))
+    return spelled[: len(spelled) - kept] + name.removeprefix(stack[: len(stack) - kept])
 
 
 def own_name(c: Canonical, name: str, own_names: Mapping[str, str]) -> str:

@@ -1,0 +1,32 @@
+"""llama.cpp's own programs to measure against, built from the source package of llama-cpp-python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from fetch_material import CACHE, source_package
+
+_OFF = ("LLAMA_CURL", "LLAMA_OPENSSL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER")
+
+
+def llama_tool(name: str) -> Path:
+    """The program `name`, such as "llama-quantize"; built with cmake into the material cache where it is not there."""
+    tool = CACHE / name / name
+    if not tool.is_file():
+        print(f"building {name} once, some minutes on two cores", file=sys.stderr)
+        with tempfile.TemporaryDirectory() as folder:
+            work = Path(folder)
+            with tarfile.open(source_package()) as tar:
+                tar.extractall(work / "source", filter="data")
+            source = next(work.glob("source/*/vendor/llama.cpp"))
+            options = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", *(f"-D{option}=OFF" for option in _OFF)]
+            subprocess.run(["cmake", "-S", str(source), "-B", str(work / "build"), *options], check=True)
+            build = ["cmake", "--build", str(work / "build"), "--target", name, "-j", "2"]
+            subprocess.run(build, check=True)
+            tool.parent.mkdir(parents=True, exist_ok=True)
+            next(work.glob(f"build/bin/{name}")).rename(tool)
+    return tool
