@@ -62,7 +62,7 @@ _LAZY = {
     "kl_divergence": "aprfmt.running.divergence",
     "merge_imatrix": "aprfmt.running.imatrix",
     "ImatrixReport": "aprfmt.running.importance",
-    "Divergence": "aprfmt.running.divergence",
+    "Divergence": "aprfmt.running.divergence_report",
     "Evaluation": "aprfmt.running.evaluation",
     "report": "aprfmt.api",
     "push": "aprfmt.publishing.push",
@@ -190,7 +190,8 @@ if TYPE_CHECKING:
     from aprfmt.publishing.sbom import sbom
     from aprfmt.publishing.signing import SignatureReport, sign, verify
     from aprfmt.running.bench import BenchReport
-    from aprfmt.running.divergence import Divergence, kl_divergence
+    from aprfmt.running.divergence import kl_divergence
+    from aprfmt.running.divergence_report import Divergence
     from aprfmt.running.doctor import Diagnosis, doctor
     from aprfmt.running.embeddings import Embeddings
     from aprfmt.running.evaluation import Evaluation
