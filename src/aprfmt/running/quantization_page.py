@@ -9,12 +9,12 @@ from statistics import fmean
 
 from aprfmt.convert.report import QuantizedGroup
 from aprfmt.html.charts import Chart, Series, draw
-from aprfmt.html.heatmaps import Cell, Legend, Scale, heat_map
+from aprfmt.html.heatmaps import Cell, Legend, heat_map
 from aprfmt.html.page import Tone, grid, heading, headline, page, paragraph, table, tiles
 from aprfmt.inspection.layers import Layers, by_layer
 from aprfmt.running.quantization_report import PresetPoint, QuantizationReport, TypedTensor
 from aprfmt.running.sensitivity import role_of
-from aprfmt.text import format_bytes
+from aprfmt.text import format_bytes, format_number
 
 _FEWEST_BITS, _MOST_BITS = 1.5, 16.0
 """Bits per value at which a square of a map of types is palest, and at which it is fullest."""
@@ -106,7 +106,8 @@ def _presets(found: QuantizationReport) -> str:
 
 
 def _maps(tensors: Sequence[TypedTensor]) -> Iterator[str]:
-    errors, shares = Scale.of([t.error for t in tensors]), Scale.of([t.share for t in tensors])
+    error_depth, error_legend = _scale([t.error for t in tensors])
+    share_depth, share_legend = _scale([t.share for t in tensors])
 
     def before(tensor: TypedTensor) -> Cell:
         return Cell(_depth(tensor.bits_before), f"{tensor.name}: {tensor.before}, {tensor.bits_before:.2f} bits")
@@ -116,17 +117,17 @@ def _maps(tensors: Sequence[TypedTensor]) -> Iterator[str]:
         return Cell(_depth(tensor.bits), words)
 
     def error(tensor: TypedTensor) -> Cell:
-        return Cell(errors.strength(tensor.error), f"{tensor.name}: error {tensor.error:.2g} in {tensor.after}")
+        return Cell(error_depth(tensor.error), f"{tensor.name}: error {tensor.error:.2g} in {tensor.after}")
 
     def share(tensor: TypedTensor) -> Cell:
-        return Cell(shares.strength(tensor.share), f"{tensor.name}: {tensor.share:.1%} of the predicted KL")
+        return Cell(share_depth(tensor.share), f"{tensor.name}: {tensor.share:.1%} of the predicted KL")
 
     bits = Legend(ramp=(f"{_FEWEST_BITS:g} bits", f"{_MOST_BITS:g} bits"), note="log scale")
     titles = (
         ("Bits per value, before", before, bits),
         ("Bits per value, after", after, bits),
-        ("Relative squared error", error, errors.legend),
-        ("Share of the predicted KL", share, shares.legend),
+        ("Relative squared error", error, error_legend),
+        ("Share of the predicted KL", share, share_legend),
     )
     kinds, outside = by_layer(tensors, lambda tensor: tensor.name)
     for title, cell, legend in titles:
@@ -145,6 +146,18 @@ def _map(
         for kind, of in kinds.items()
     ]
     return heat_map(title, rows, [*head, *map(str, layers)], legend, "layer")
+
+
+def _scale(values: Sequence[float]) -> tuple[Callable[[float], float], Legend]:
+    """From values of 0 and more to strengths of a colour, logarithmic from the least positive one, and the legend."""
+    positive = [value for value in values if value > 0]
+    low, high = min(positive, default=1.0), max(positive, default=1.0)
+    width = math.log(high / low) or 1.0
+
+    def depth(value: float) -> float:
+        return math.log(value / low) / width if value > 0 else 0.0
+
+    return depth, Legend(ramp=(format_number(low), format_number(high)), note="log scale")
 
 
 def _depth(bits: float) -> float:
