@@ -12,7 +12,7 @@ from aprfmt.errors import AprError
 
 if TYPE_CHECKING:
     from aprfmt.convert.quantization import QuantizedTensor
-    from aprfmt.running.target_types import Plan, TypeChooser
+    from aprfmt.running.target_types import ConversionPlanner, TypeChooser
 
 _POINTS = 48
 """Sizes of the front."""
@@ -71,7 +71,7 @@ class QuantizationReport:
 
 
 def report_on(
-    chooser: TypeChooser, chosen: Allocation, report: Report, plan: Plan, *, is_measured: bool
+    chooser: TypeChooser, chosen: Allocation, report: Report, plan: ConversionPlanner, *, is_measured: bool
 ) -> QuantizationReport:
     """Everything about a quantization to the types `chosen`; `plan(options, observe)` plans that of a preset."""
     loss = total_loss(chooser.tensors, chosen) or 1.0
@@ -108,7 +108,7 @@ def front(chooser: TypeChooser, n: int = _POINTS) -> Iterator[FrontPoint]:
             yield FrontPoint(chooser.other_bytes + total_bytes(chosen), chooser.predicted(chosen))
 
 
-def presets(chooser: TypeChooser, plan: Plan) -> Iterator[PresetPoint]:
+def presets(chooser: TypeChooser, plan: ConversionPlanner) -> Iterator[PresetPoint]:
     """The standard choices that need no type but the measured ones, and no matrix beyond the one at hand."""
     options = {tensor.name: {option.dtype: option for option in tensor.options} for tensor in chooser.tensors}
     for name, choice in chooser.types.presets.items():

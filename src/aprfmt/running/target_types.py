@@ -58,7 +58,7 @@ _COST, _UNTIED_COST = 4.0, 1.0
 """The same for other roles, and for a token embedding that is not the output head too."""
 
 
-class Plan(Protocol):
+class ConversionPlanner(Protocol):
     """Plans the conversion with some options changed."""
 
     def __call__(self, changes: Mapping[str, object], observe: Observer | None = None) -> Report:
@@ -106,7 +106,7 @@ class TypeChooser:
     sources: dict[str, SourceType] = field(default_factory=dict)
     known: dict[str, float] = field(default_factory=dict)
 
-    def measure_errors(self, plan: Plan, also: Mapping[str, str] | None = None) -> None:
+    def measure_errors(self, plan: ConversionPlanner, also: Mapping[str, str] | None = None) -> None:
         """Measures the error of each type of each tensor that `plan(options, observe)` plans to quantize.
 
         `also` are types by tensor to measure besides the candidates.
@@ -208,7 +208,7 @@ class TypeChooser:
         """The predicted KL in nats."""
         return self.scale * total_loss(self.tensors, chosen)
 
-    def within_bytes(self, budget: int, plan: Plan) -> Allocation:
+    def within_bytes(self, budget: int, plan: ConversionPlanner) -> Allocation:
         """The best types for an output of at most `budget` bytes. Raises RefusedError with the smallest size."""
         room = budget - self.other_bytes
         while True:
