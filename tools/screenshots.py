@@ -24,6 +24,8 @@ SHOTS = {
     "run": (1280, True, "", 1000, 0.75),
     "qa": (360, False, "", 760, 1.0),
     "bench": (720, True, "print", 900, 0.9),
+    "quantize": (1280, False, "", 1500, 0.7),
+    "divergence": (1280, True, "", 1000, 0.75),
 }
 MOST_BYTES = 150_000
 

@@ -66,7 +66,7 @@ _LAZY = {
     "kl_divergence": "aprfmt.running.divergence",
     "merge_imatrix": "aprfmt.running.imatrix",
     "ImatrixReport": "aprfmt.running.importance",
-    "Divergence": "aprfmt.running.divergence",
+    "Divergence": "aprfmt.running.divergence_report",
     "Evaluation": "aprfmt.running.evaluation",
     "metadata": "aprfmt.convert.meta",
     "metadata_value": "aprfmt.convert.meta",
@@ -222,7 +222,8 @@ if TYPE_CHECKING:
     from aprfmt.publishing.signing import SignatureReport, sign, verify
     from aprfmt.running.bench import BenchReport
     from aprfmt.running.canary import CanaryReport, check_canary, make_canary, parity
-    from aprfmt.running.divergence import Divergence, kl_divergence
+    from aprfmt.running.divergence import kl_divergence
+    from aprfmt.running.divergence_report import Divergence
     from aprfmt.running.doctor import Diagnosis, doctor
     from aprfmt.running.embeddings import Embeddings
     from aprfmt.running.evaluation import Evaluation

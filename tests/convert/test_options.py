@@ -28,7 +28,7 @@ CONVERT: Callable[..., Any] = api.convert_model
 def test_every_function_names_its_options_with_the_defaults_of_all(function: Callable[..., Any]) -> None:
     defaults = {f.name: f.default for f in fields(Options)}
     if function is aprfmt.quantize_model:  # those of --imatrix auto and of targets
-        defaults |= dict.fromkeys(("target_size", "target_bpw", "max_kl", "recipe_out", "chunks"))
+        defaults |= dict.fromkeys(("target_size", "target_bpw", "max_kl", "recipe_out", "report", "chunks"))
         defaults |= {
             "data": (),
             "eval_data": (),

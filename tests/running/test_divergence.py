@@ -18,6 +18,7 @@ from aprfmt.cli.main import run
 from aprfmt.errors import CorruptError, ExistsError, RefusedError, UsageError
 from aprfmt.llama.client import Llama
 from aprfmt.running import divergence
+from aprfmt.running.divergence_report import histogram
 
 pytestmark = pytest.mark.llama
 
@@ -130,6 +131,35 @@ def test_a_saved_file_gives_the_same_report(apr: Apr, tiny_gguf: Path, small: Pa
     assert f"{first['kl']:.6f}" in apr("eval", small, "--against", saved)[1]
     with pytest.raises(ExistsError):
         aprfmt.kl_divergence(small, tiny_gguf, text, n_ctx=N_CTX, save_logits=saved)
+
+
+def test_a_page_shows_the_distribution_and_the_layers(
+    apr: Apr, tiny_gguf: Path, small: Path, text: Path, tmp_path: Path
+) -> None:
+    page, saved = tmp_path / "page.html", tmp_path / "base.kld"
+    words = ("eval", small, "--against", tiny_gguf, "--data", text, "--seq-len", N_CTX, "--limit", 3 * N_CTX)
+    code, said = apr(*words, "-o", page, "--save-logits", saved, "--json")
+    assert code == 0
+    body = json.loads(said)
+    assert body["output"] == str(page)
+    assert sum(body["kl_histogram"]) == body["tokens"]
+    top = max(range(len(body["kl_histogram"])), key=body["kl_histogram"].__getitem__)
+    assert abs(-8 + top / 4 - math.log10(body["kl_quantiles"]["0.5"])) < 1
+    shown = page.read_text()
+    assert f"{body['kl']:.4g}" in shown
+    for title in ("Distribution of KL", "KL by percentile", "SNR of B, in dB"):
+        assert f"<b>{title}</b>" in shown
+    assert "layer 1 mlp.up_proj.weight: SNR" in shown
+    assert apr(*words, "-o", page)[0] == 5  # it exists
+    assert apr("eval", small, "--against", saved, "-o", page, "--force")[0] == 0
+    assert "without weights" in page.read_text()
+    assert apr("eval", small, "--data", text, "-o", page)[0] == 2
+    assert apr(*words, "-o", tmp_path / "page.txt")[0] == 2
+
+
+def test_a_histogram_counts_what_lies_beyond_its_ends() -> None:
+    found = histogram(np.array([0.0, -1e-9, 1e-12, 1.0, 1e9]))
+    assert (found[0], found[32], found[-1], sum(found)) == (3, 1, 1, 5)
 
 
 def test_damaged_logits_files(small: Path, text: Path, tiny_gguf: Path, tmp_path: Path) -> None:

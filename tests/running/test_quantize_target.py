@@ -109,6 +109,18 @@ def test_a_recipe_gives_the_same_bytes(tiny_gguf: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "four.gguf").exists()
 
 
+def test_lines_as_people_share_them(tiny_gguf: Path, tmp_path: Path) -> None:
+    """llama-quantize's file: regular expressions, the first that matches counts, separated by any white space."""
+    words = tmp_path / "types.txt"
+    words.write_text("blk.*.ffn_down=q5_0\nblk.0.attn_v=q8_0 \t attn_(v|k)=Q5_1\n")
+    aprfmt.quantize_model(tiny_gguf, tmp_path / "t.gguf", "q4_0", recipe=words)
+    types = types_of(tmp_path / "t.gguf")
+    assert {types[f"blk.{i}.ffn_down.weight"] for i in (0, 1)} == {"Q5_0"}
+    assert [types[f"blk.{i}.attn_v.weight"] for i in (0, 1)] == ["Q8_0", "Q5_1"]
+    assert types["blk.0.attn_k.weight"] == "Q5_1"
+    assert types["blk.0.attn_q.weight"] == "Q4_0"
+
+
 def test_importance_decides(tiny_gguf: Path, tmp_path: Path) -> None:
     """The matrix is used for errors, and one of another model is refused."""
     with aprfmt.open(tiny_gguf) as model:
@@ -242,7 +254,7 @@ def test_a_perturbed_model_is_restored(tiny_gguf: Path, text: Path) -> None:
 
 
 def test_an_interrupted_measurement_resumes(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aprfmt.running import target_types
+    from aprfmt.running import type_systems
 
     asked, killing = 0, True
 
@@ -254,7 +266,7 @@ def test_an_interrupted_measurement_resumes(tiny_gguf: Path, tmp_path: Path, mon
         return error_of(*a)  # type: ignore[arg-type]
 
     monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(target_types, "error_of", count)
+    monkeypatch.setattr(type_systems, "error_of", count)
     given = {"target_bpw": 6.0, "plan": True, "threads": 1}
     with pytest.raises(KeyboardInterrupt):
         aprfmt.quantize_model(tiny_gguf, tmp_path / "t.gguf", **given)  # type: ignore[arg-type]

@@ -11,12 +11,19 @@ from typing import Any
 import demo_model
 
 import aprfmt
+from aprfmt.convert.presets import PRESETS, usual_bits
+from aprfmt.convert.report import Report
 from aprfmt.html.file import write_page
 from aprfmt.running.bench import BenchedModel, BenchGate, BenchReport, Samples
+from aprfmt.running.divergence import QUANTILES
+from aprfmt.running.divergence_page import divergence_html, weight_errors
+from aprfmt.running.divergence_report import HISTOGRAM_BINS, Divergence
 from aprfmt.running.pages import bench_html, qa_html
 from aprfmt.running.qa import GateResult, QaReport
+from aprfmt.running.quantization_page import quantization_html
+from aprfmt.running.quantization_report import FrontPoint, PresetPoint, QuantizationReport, TypedTensor
 
-NAMES = ("model", "diff", "run", "qa", "bench")
+NAMES = ("model", "diff", "run", "qa", "bench", "quantize", "divergence")
 _STEPS = 2400
 
 
@@ -33,6 +40,8 @@ def write_all(folder: Path, model: Path | None = None, other: Path | None = None
     aprfmt.report(folder / "run", paths["run"])
     write_page(paths["qa"], qa_html(gates()))
     write_page(paths["bench"], bench_html(speeds()))
+    write_page(paths["quantize"], quantization_html(types()))
+    write_page(paths["divergence"], divergence_html(divergence(), weight_errors(str(other), str(model))))
     return paths
 
 
@@ -116,3 +125,57 @@ def speeds() -> BenchReport:
         models.append(BenchedModel(f"/models/{name}", "xllamacpp 2026.10", 8, 0.4 / scale, *sizes, *speed))
     limits = [BenchGate(m.file, "tok_s", 100.0, m.tok_s.median, m.tok_s.median >= 100) for m in models]
     return BenchReport(512, 128, 5, models, limits, False, 41.0)
+
+
+def types() -> QuantizationReport:
+    """The types of a model of 28 layers, with V and the last matrix of the MLP in more bits."""
+    roles = {"attn_q": 3.4, "attn_k": 3.4, "attn_v": 5.5, "attn_output": 4.25, "ffn_gate": 3.4, "ffn_up": 3.4}
+    names = {3.4: "Q3_K", 4.25: "IQ4_XS", 4.5: "Q4_K", 5.5: "Q5_K", 6.5625: "Q6_K"}
+    steps = sorted(names)
+    rows = [("token_embd.weight", 4.5)]
+    for layer in range(28):
+        for role, bits in (roles | {"ffn_down": 4.5}).items():
+            at = steps.index(bits) + (layer < 3 or layer > 24 or layer % 9 == 0)
+            rows.append((f"blk.{layer}.{role}.weight", steps[min(at, len(steps) - 1)]))
+    errors = [4 ** (1 - bits) * 0.3 for _, bits in rows]
+    tensors = [
+        TypedTensor(name, "BF16", names[bits], 16.0, bits, error, error / sum(errors))
+        for (name, bits), error in zip(rows, errors, strict=True)
+    ]
+
+    def kl(n_bytes: float) -> float:
+        return 4.2 * math.pow(4.4, 1 - n_bytes / 75e6)
+
+    shown = [preset for preset in PRESETS.values() if usual_bits(preset) < 10]
+    presets = [
+        PresetPoint(preset.name, n := int(75e6 * usual_bits(preset)), kl(n) * (1.3 + 0.4 * (i % 3)), kl(n))
+        for i, preset in enumerate(shown)
+    ]
+    size = int(75e6 * 4.0)
+    dtypes = {"BF16": {"tensors": 197, "params": 600_000_000, "bytes": size}}
+    report = Report(
+        source="/models/m.gguf", output="/models/m-small.gguf", format="gguf", label="GGUF", architecture="qwen3",
+        tensor_count=310, input_bytes=1_200_000_000, output_bytes=size, dtypes=dtypes, lossless=False,  # type: ignore[arg-type]
+    )  # fmt: skip
+    report.measured_kl = 1.04 * kl(size)
+    front = [FrontPoint(int(75e6 * bits / 8), kl(75e6 * bits / 8)) for bits in range(14, 66)]
+    groups = [
+        {
+            **{"role": role, "layers": f"{7 * i}-{7 * i + 6}", "dtypes": {names[bits]: 6, "Q6_K": 1}},
+            **{"size_bytes": int(4e6 * bits), "bits_per_weight": bits, "error": 4 ** (1 - bits) * 0.3, "share": 1 / 24},
+        }
+        for role, bits in roles.items()
+        for i in range(4)
+    ]
+    return QuantizationReport(report, FrontPoint(size, kl(size)), tensors, groups, front, presets, True)  # type: ignore[arg-type]
+
+
+def divergence() -> Divergence:
+    """A model in about four bits."""
+    counts = [int(1e4 * math.exp(-((i - 22) ** 2) / 18)) for i in range(HISTOGRAM_BINS)]
+    kl = {f"{q:g}": 0.012 * 10 ** (3 * (q - 0.5) ** 3 * 8) for q in QUANTILES}
+    change = {f"{q:g}": 1.6 * (q - 0.5) ** 5 * 8 for q in QUANTILES}
+    return Divergence(
+        "/models/m-q4_k_m.gguf", "/models/m.gguf", "xllamacpp 2026.10", 512, 160, sum(counts), 2.71, 15.03, 2.69, 14.73,
+        0.0321, 0.0006, kl, counts, 0.914, -0.0021, 0.0413, change, 184.0,
+    )  # fmt: skip

@@ -10,13 +10,13 @@ import typer
 
 import aprfmt
 from aprfmt.cli.options import ForceOption, ModelArgument, TextFieldOption
-from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens
+from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens, with_page
 from aprfmt.errors import UsageError
 from aprfmt.text import MAX_PERPLEXITY, format_bytes, format_count, format_perplexity, format_seconds, plural
 
 if TYPE_CHECKING:
     from aprfmt.inspection.run_page import RunReport
-    from aprfmt.running.divergence import Divergence
+    from aprfmt.running.divergence_report import Divergence
     from aprfmt.running.evaluation import EvaluatedModel, Evaluation
 
 
@@ -78,6 +78,12 @@ def evaluate(
     ] = "shared",
     text_field: TextFieldOption = "text",
     threads: Annotated[int, typer.Option(metavar="N", min=0, help="Threads for llama.cpp; 0: half the CPUs.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="PAGE.html", help="With --against: write a page of KL and of error by layer."
+        ),
+    ] = None,
     force: ForceOption = False,
 ) -> None:
     """Compute cross entropy and perplexity on text; with --teacher, also KL(teacher || model) and top-1 agreement.
@@ -95,17 +101,19 @@ def evaluate(
     apr eval q4.gguf --teacher model.apr --data text.txt --engine llama
     apr eval q4.gguf --against f16.gguf --data text.txt --save-logits f16.kld
     apr eval q3.gguf --against f16.kld
+    apr eval q4.gguf --against f16.gguf --data text.txt -o page.html
     """
     if against is not None:
         for name, value in (("teacher", teacher), ("engine", engine), ("device", device)):
             if value is not None:
                 raise UsageError(f"--{name} does not apply to --against, which runs llama.cpp")
-        _diverge(file, against, data, save_logits, seq_len, limit, text_field, threads, force)
+        _diverge(file, against, data, save_logits, seq_len, limit, text_field, threads, output, force)
         return
     if data is None:
         raise UsageError("--data is missing", hint=f"apr eval {file} --data text.txt")
-    if save_logits is not None:
-        raise UsageError("--save-logits requires --against MODEL")
+    for name, path in (("save-logits", save_logits), ("output", output)):
+        if path is not None:
+            raise UsageError(f"--{name} requires --against MODEL")
     with progress_bar("evaluating", tokens):
         found = aprfmt.evaluate(
             file, data, teacher=teacher, engine=engine, device=device, seq_len=seq_len, limit=limit,
@@ -123,6 +131,7 @@ def _diverge(
     limit: int | None,
     text_field: str,
     threads: int,
+    output: Path | None,
     force: bool,
 ) -> None:
     from aprfmt.running.divergence import DEFAULT_CTX
@@ -132,9 +141,9 @@ def _diverge(
         found = aprfmt.kl_divergence(
             file, against, () if data is None else data, n_ctx=n_ctx,
             chunks=None if limit is None else max(1, limit // n_ctx), save_logits=save_logits, text_field=text_field,
-            threads=threads, force=force, progress=progress, log=out.progress_line,
+            threads=threads, output=output, force=force, progress=progress, log=out.progress_line,
         )  # fmt: skip
-    out.result(found.to_json(), _divergence(found))
+    out.result(*with_page(found.to_json(), _divergence(found), output))
 
 
 def _divergence(found: Divergence) -> Iterator[str]:

@@ -33,6 +33,8 @@ class Quantize(Conversion):
     apr quantize model.gguf --target-bpw 6 -o small.gguf --recipe-out m.toml
     apr quantize model.gguf --max-kl 0.2 -o m.gguf --measure --eval-data text.txt
     apr quantize tuned.gguf --recipe m.toml -o tuned-small.gguf
+    apr quantize model.gguf q4_k_m -o m.gguf --report page.html
+    apr quantize model.apr --format mlx --target-bpw 6 -o mlx
     """
 
     file: Annotated[
@@ -69,7 +71,7 @@ class Quantize(Conversion):
         if self.output is None and self.mix is None:
             raise UsageError("--output is missing: without TYPE the output has no default name", hint="-o OUT.gguf")
         output = self.output or Path(quantized_name(self.file, self.mix or ""))
-        if not output.suffix:
+        if not output.suffix and given.get("format") is None:
             hint = f"-o {output}.gguf, or {output}.apr"
             raise UsageError("the output has no suffix", path=output, hint=hint)
 

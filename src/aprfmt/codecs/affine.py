@@ -37,10 +37,22 @@ class Affine:
     bits: int = 4
     group_size: int = 64
 
+    @property
+    def word(self) -> str:
+        """How options and recipes name it: "4g64"."""
+        return f"{self.bits}g{self.group_size}"
+
     def part_shape(self, shape: Shape, part: str) -> Shape:
         """The shape of one of the PARTS of a weight of `shape`."""
         columns = shape[-1] * self.bits // 32 if part == "weight" else shape[-1] // self.group_size
         return (*shape[:-1], columns)
+
+
+def parse_affine(word: str, group_size: int = 64) -> Affine:
+    """The scheme of a word such as "4g64", or "4" with groups of `group_size`. Raises UsageError."""
+    bits, _, group = word.lower().partition("g")
+    numbers = [int(text) if text.isdecimal() and len(text) < 4 else text for text in (bits, group or str(group_size))]
+    return check(*numbers)
 
 
 def check(bits: object, group_size: object) -> Affine:
@@ -106,6 +118,13 @@ def dequantize(codes: Array, scales: Array, biases: Array, dtype: str) -> Array:
     products = rounded(codes * scales, dtype)
     products += biases
     return rounded(products, dtype)
+
+
+def round_trip(values: Array, affine: Affine, dtype: str) -> Array:
+    """What quantization makes of float32 values [rows, columns], with scales and biases stored in `dtype`."""
+    codes, scale, bias = quantize(values.reshape(-1, affine.group_size), affine)
+    scale, bias = (rounded(numbers, dtype)[:, None] for numbers in (scale, bias))
+    return dequantize(codes, scale, bias, dtype).reshape(values.shape)
 
 
 def rounded(values: Array, dtype: str) -> Array:

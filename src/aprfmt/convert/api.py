@@ -130,7 +130,7 @@ def convert(
         stores = limit_stores(model.sources, options.disk_bytes)
         if not options.plan:
             check_target(dst, _inputs(model), options.force, folder=target.folder)
-        c, output, losses = _plan(model, target, Path(dst), options, quantization, towers, edit)
+        c, output, losses = _plan(model, target, Path(dst), options, quantization, towers, edit, observe)
         if not options.follow_links:
             folder, own = parts_of(model)
             own += carried_files(c)
@@ -219,6 +219,7 @@ def _plan(
     quantization: Quantization | None,
     towers: Model | None,
     edit: Edit | None,
+    observe: Observer | None,
 ) -> tuple[Canonical, Output, Losses]:
     losses = Losses()
     if edit is None and (output := _copy(model, target, dst, options)) is not None:
@@ -247,7 +248,7 @@ def _plan(
         c, lost = edit(c)
         losses.others += lost
     c = replace(c, warnings=(*c.warnings, *check_before_writing(c, options.allow_unmapped)))
-    return c, target.layouts(c, Work(dst.name, options, losses, quantization)), losses
+    return c, target.layouts(c, Work(dst.name, options, losses, quantization, observe)), losses
 
 
 def _base(model: Model, options: Options) -> Base | None:

@@ -100,7 +100,7 @@ class Network:
     )
     tensor_type: str | Sequence[str] = option(
         (),
-        "Type of tensors whose GGUF name matches; repeatable, first match wins.",
+        "Type of tensors whose GGUF name matches; for MLX BITS or BITSgGROUP; repeatable, first match wins.",
         metavar="REGEX=TYPE",
         section=QUANTIZATION,
     )
@@ -291,6 +291,9 @@ class QuantizeCall(Running, Access, Network, Loadable):
     src: PathLike = field(kw_only=False)
     dst: PathLike = field(kw_only=False)
     mix: str | None = field(default=None, kw_only=False)
+    format: str | None = option(
+        None, "Output format: gguf, apr or mlx; default: from the suffix.", metavar="NAME", complete="format"
+    )
     target_size: int | str | None = option(
         None,
         "Choose the type of each tensor for a file of at most this size, such as 4.2GB.",
@@ -324,6 +327,13 @@ class QuantizeCall(Running, Access, Network, Loadable):
         None,
         "Write the chosen types as a recipe: .toml with errors, else for llama-quantize --tensor-type-file.",
         metavar="FILE",
+        kind=str,
+        section=TARGET,
+    )
+    report: PathLike | None = option(
+        None,
+        "Write a page: the types before and after, errors, and size against KL beside every preset.",
+        metavar="PAGE.html",
         kind=str,
         section=TARGET,
     )

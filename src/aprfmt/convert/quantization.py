@@ -254,7 +254,7 @@ def quantization_of(options: Options, target: str, takes: Collection[str]) -> Qu
         )
     preset = _preset(options) if scheme is None else None
     if preset is None:
-        taken = () if scheme is None else ("imatrix",)
+        taken = ("imatrix", "tensor_type") if target == "mlx" else () if scheme is None else ("imatrix",)
         given = next((name for name in _ONLY_WITH_PRESET if getattr(options, name) and name not in taken), None)
         if given is not None:
             word = given.replace("_", "-")

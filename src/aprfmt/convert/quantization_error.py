@@ -103,11 +103,19 @@ def error_of(sample: RowSample, dtype: str) -> float:
     import numpy as np
 
     values = sample.values
-    back = np.empty_like(values)
+    back: Array = np.empty_like(values)
     for matrix in np.unique(sample.matrices) if sample.weights is not None else [None]:
         rows = slice(None) if matrix is None else sample.matrices == matrix
         weights = None if sample.weights is None else sample.weights[rows][0]
         back[rows] = _round_trip(dtype, values[rows], weights)
+    return relative_error(sample, back)
+
+
+def relative_error(sample: RowSample, back: Array) -> float:
+    """The relative squared error of the values `back` [rows, columns] of a sample: sum of w (x - x')^2 over w x^2."""
+    import numpy as np
+
+    values = sample.values
     scale = sample.use if sample.weights is None else sample.use * sample.weights
     total = float((scale * values.astype("f8") ** 2).sum())
     if total == 0:  # columns and experts that no token reached, or zeros

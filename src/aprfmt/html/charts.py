@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from statistics import fmean
 
 from aprfmt.html.page import text
@@ -28,7 +28,8 @@ _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 class Series:
     """One curve; a y of None is a gap.
 
-    `look`: "line" (noisy: a mean beside it), "exact", "points" (few, joined) or "level" (one height, dashed).
+    `look`: "line" (noisy: a mean beside it), "exact", "points" (few, joined), "scatter" (not joined, at most 400, with
+    the words of each point in `labels`) or "level" (one height, dashed).
     """
 
     name: str
@@ -36,6 +37,7 @@ class Series:
     ys: Sequence[float | None]
     look: str = "line"
     colour: int = 0
+    labels: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,8 @@ def draw(chart: Chart) -> str:
     legend, kept, spoken = [_note("log scale")] if y.is_log else [], [], []
     for s in drawn:
         curve = _Curve.of(s)
-        kept.append({"n": s.name, "x": [_digits(v) for v in curve.xs], "y": [_digits(v) for v in curve.ys]})
+        points: dict[str, object] = {"x": [_digits(v) for v in curve.xs], "y": [_digits(v) for v in curve.ys]}
+        kept.append({"n": s.name} | points | ({"t": [*s.labels]} if s.labels else {}))
         body += _curve(curve, x, y)
         legend.append(_entry(curve, last))
         known = [v for v in s.ys if v is not None]
@@ -322,7 +325,7 @@ def _entry(curve: _Curve, say: Callable[[float], str] | None) -> str:
     s = curve.series
     known = [y for y in curve.ys if y is not None]
     last = fmean(known[-max(1, len(known) // 25) :]) if curve.smooth else known[-1]
-    shape = " dot" if s.look == "points" else " dash" if s.look == "level" else ""
+    shape = " dot" if s.look in ("points", "scatter") else " dash" if s.look == "level" else ""
     smoothed = " (smoothed)" if curve.is_smoothed else ""
     value = f": {text(say(last))}" if say is not None else ""
     return f'<span><i class="k{s.colour}{shape}"></i>{text(s.name)}{smoothed}{value}</span>'
@@ -378,12 +381,14 @@ def _curve(curve: _Curve, x: Axis, y: Axis) -> Iterator[str]:
     if curve.smooth:
         yield f'<path class="curve raw s{s.colour}" d="{_path(at)}"/>'
         at = [None if v is None else (x.at(u), y.at(v)) for u, v in zip(xs, curve.smooth, strict=True)]
-    yield f'<path class="curve s{s.colour}" d="{_path(at)}"/>'
-    if s.look == "points" or len(xs) == 1:
+    if s.look != "scatter":
+        yield f'<path class="curve s{s.colour}" d="{_path(at)}"/>'
+    if s.look in ("points", "scatter") or len(xs) == 1:
         radius = 3.2 if len(xs) <= 20 else 2.2
-        for p in at:
+        for p, words in zip_longest(at, s.labels):
             if p is not None:
-                yield f'<circle class="f{s.colour}" cx="{p[0]:.1f}" cy="{p[1]:.1f}" r="{radius}"/>'
+                title = f"<title>{text(words)}</title>" if words else ""
+                yield f'<circle class="f{s.colour}" cx="{p[0]:.1f}" cy="{p[1]:.1f}" r="{radius}">{title}</circle>'
 
 
 def _path(points: Sequence[tuple[float, float] | None]) -> str:

@@ -83,7 +83,10 @@ const bind = root => {
       at = Math.max(0, Math.min(first.x.length - 1, i));
       const x = first.x[at], p = d.l + (x - d.lo) / ((d.hi - d.lo) || 1) * (d.r - d.l);
       line.setAttribute("x1", p); line.setAttribute("x2", p); line.setAttribute("visibility", "visible");
-      said.textContent = d.x + " " + put(x, d.xk) + "   " + d.s.map(s => s.n + " " + put(s.y[near(s, x)], d.k)).join("   ");
+      said.textContent = d.x + " " + put(x, d.xk) + "   " + d.s.map(s => {
+      const i = near(s, x);
+      return (s.t ? s.t[i] : s.n) + " " + put(s.y[i], d.k);
+    }).join("   ");
     };
     const hide = () => { line.setAttribute("visibility", "hidden"); said.textContent = ""; };
     svg.addEventListener("pointerleave", hide);

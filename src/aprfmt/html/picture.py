@@ -46,8 +46,8 @@ def _draw(axes: Axes, chart: Chart) -> None:
         if s.look == "level":
             axes.axhline(ys[-1], linestyle="--", color=f"C{s.colour}", label=s.name)
         else:
-            marker = "o" if s.look == "points" else None
-            axes.plot(s.xs, ys, marker=marker, linewidth=1.2, color=f"C{s.colour}", label=s.name)
+            marker, width = "o" if s.look in ("points", "scatter") else None, 0 if s.look == "scatter" else 1.2
+            axes.plot(s.xs, ys, marker=marker, linewidth=width, color=f"C{s.colour}", label=s.name)
     for mark in chart.marks:
         axes.axvline(mark.x, linestyle=":", color="red" if mark.bad else "grey")
     axes.set_title(chart.title)

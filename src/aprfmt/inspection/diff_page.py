@@ -28,17 +28,22 @@ _NO_LOSS_DB, _LOST_DB = 60.0, 0.0
 def html(found: Comparison) -> str:
     """The page of `found`, whose values were compared."""
     rows = found.tensors or ()
-    kinds, _ = by_layer(rows, lambda row: row.name)
-    layers = sorted({layer for of_kind in kinds.values() for layer in of_kind})
     parts = [*_head(found), _tiles(found)]
-    if layers:
-        parts += [heading("Layers"), _map(kinds, layers), grid(map(draw, _charts(kinds)))]
+    if figures := layer_figures(rows):
+        parts += [heading("Layers"), *figures]
     if rows:
         parts += [heading("Tensors, worst first"), _table(rows)]
     others = [row for row in found.differences if row.distance is None]
     if others:
         parts += [heading("Not compared by value"), _others(others)]
     return page(f"{Path(found.a).name} and {Path(found.b).name}", parts)
+
+
+def layer_figures(rows: Sequence[TensorFigures]) -> list[str]:
+    """A heat map of the SNR by layer and kind, and a chart a kind; empty without layers."""
+    kinds, _ = by_layer(rows, lambda row: row.name)
+    layers = sorted({layer for of_kind in kinds.values() for layer in of_kind})
+    return [_map(kinds, layers), grid(map(draw, _charts(kinds)))] if layers else []
 
 
 def _head(found: Comparison) -> Iterator[str]:

@@ -59,6 +59,7 @@ class Collector:
         callback: called by llama.cpp for each operation of a graph.
         sums: by the name of the weight.
         failure: an exception of the callback, which cannot raise.
+        is_cut: whether the end of the last graph, after its last product, was not computed.
     """
 
     def __init__(self, library: LlamaLibrary, output: bool) -> None:
@@ -72,16 +73,23 @@ class Collector:
         self.failure: Exception | None = None
         self._kinds: dict[int, bytes] = {}
         self._last: tuple[int, np.ndarray[Any, Any]] | None = None
-        self._checked = self._open = False
+        self._checked = self._open = self.is_cut = False
+        self._taken = 0
+        self._total: int | None = None
         self.callback = EVAL_CALLBACK(self._called)
 
     def begin(self) -> None:
-        """Starts collecting from a new graph; cached addresses become invalid."""
-        self._last, self._open = None, True
+        """Starts collecting from a new text; cached addresses become invalid."""
+        self._last, self._open, self.is_cut, self._taken = None, True, False, 0
 
     def end(self) -> None:
-        """Stops collecting. Raises the callback's exception, if any."""
+        """Stops collecting. Raises the callback's exception, if any.
+
+        All texts have the same length, so their graphs have the same number of products.
+        """
         self._open = False
+        if self._total is None and self.failure is None:
+            self._total = self._taken
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
@@ -117,7 +125,9 @@ class Collector:
             self._routed(name, weight, given, tensor.src[2])
         else:
             self._dense(name, weight, given)
-        return True
+        self._taken += 1
+        self.is_cut = self._taken == self._total
+        return not self.is_cut  # what follows is the output head, which nobody reads
 
     def _dense(self, name: str, weight: Any, given: Any) -> None:
         squares = self._squares(given)  # [ne3, ne2, columns]

@@ -497,7 +497,8 @@ class Session:
         self._collector.begin()
         self._compute(ids, every=True)
         self._collector.end()
-        self._row(-1)
+        if not self._collector.is_cut:
+            self._row(-1)
         sums = self._collector.sums.values()
         return {"weights": len(sums), "unused": sum(int((entry.counts == 0).sum()) for entry in sums)}
 

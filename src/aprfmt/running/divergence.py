@@ -12,7 +12,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from aprfmt.io.sink import check_target
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.llama.client import Llama
 from aprfmt.running.decoders import open_decoder
+from aprfmt.running.divergence_report import Divergence, histogram
 from aprfmt.running.imatrix import text_of
 from aprfmt.running.scoring import LogitsReader
 from aprfmt.running.token_chunks import token_chunks, with_bos
@@ -47,49 +48,6 @@ _RANGE = 16.0
 QUANTILES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """Divergence of a model from a reference on text; divergences in nats, probabilities from 0 to 1.
-
-    Attributes:
-        file, reference: the models; the reference may be a logits file.
-        engine: the package that provides llama.cpp.
-        n_ctx, chunks, tokens: length and number of the chunks, and the scored positions.
-        ce, reference_ce: cross entropies in nats per token.
-        perplexity, reference_perplexity: e to their power.
-        kl: mean KL(reference || model).
-        kl_error: standard error of that mean.
-        kl_quantiles: quantile -> KL; "0.5" is the median, "1" the maximum.
-        agreement: fraction of the positions with the same most likely token.
-        mean_dp, rms_dp: mean and root mean square of the change of the correct token's probability.
-        dp_quantiles: quantile -> that change.
-        seconds: of the whole comparison.
-    """
-
-    file: str
-    reference: str
-    engine: str
-    n_ctx: int
-    chunks: int
-    tokens: int
-    ce: float
-    perplexity: float
-    reference_ce: float
-    reference_perplexity: float
-    kl: float
-    kl_error: float
-    kl_quantiles: dict[str, float]
-    agreement: float
-    mean_dp: float
-    rms_dp: float
-    dp_quantiles: dict[str, float]
-    seconds: float
-
-    def to_json(self) -> dict[str, object]:
-        """The object of `apr eval --against --json`."""
-        return asdict(self)
-
-
 def kl_divergence(
     file: PathLike,
     against: PathLike,
@@ -101,6 +59,7 @@ def kl_divergence(
     text_field: str = "text",
     threads: int = 0,
     gpu_layers: int = 0,
+    output: PathLike | None = None,
     force: bool = False,
     progress: StartProgress | None = None,
     log: Callable[[str], None] = lambda line: None,
@@ -117,7 +76,8 @@ def kl_divergence(
         text_field: field of a record's text.
         threads: llama.cpp threads; 0: half of the CPUs.
         gpu_layers: layers to offload to a GPU, if llama.cpp supports it.
-        force: replace an existing `save_logits`.
+        output: an HTML page to write: the distribution of KL, and the error of the weights by layer.
+        force: replace an existing `save_logits` or `output`.
         progress: called with the number of tokens to compute; returns a function to call as they are computed.
         log: called with progress lines.
 
@@ -129,6 +89,7 @@ def kl_divergence(
     check_numbers(n_ctx=(n_ctx, 4), chunks=(chunks, 1), threads=(threads, 0), gpu_layers=(gpu_layers, 0))
     name, reference = formats.path_text(file, "file"), formats.path_text(against, "against")
     texts = [Path(formats.path_text(path, "data")) for path in paths_of(data)]
+    page = _page(output, [name, reference, *map(str, texts)], force=force)
     load = partial(open_decoder, n_threads=threads, gpu_layers=gpu_layers, say=log)
     with scratch_folder("logits") as scratch:
         path = os.path.join(scratch, "reference.kld")
@@ -150,9 +111,29 @@ def kl_divergence(
             engine = llama.engine
         n_chunks = read_head(path).n_chunks
     seconds = time.monotonic() - started
-    return summarize(
+    report = summarize(
         columns, file=name, reference=reference, engine=engine, n_ctx=n_ctx, chunks=n_chunks, seconds=seconds
     )
+    if page is not None:
+        from aprfmt.html.file import write_page
+        from aprfmt.running.divergence_page import NO_WEIGHTS, divergence_html, weight_errors
+
+        log("comparing the weights")
+        weights = NO_WEIGHTS if is_logits_file(reference) else weight_errors(name, reference)
+        write_page(page, divergence_html(report, weights), force=force)
+    return report
+
+
+def _page(output: PathLike | None, inputs: Sequence[str], *, force: bool) -> str | None:
+    """The page to write. Raises UsageError or ExistsError before anything is computed for it."""
+    if output is None:
+        return None
+    from aprfmt.html.file import check_page
+
+    target = formats.path_text(output, "output")
+    check_page(target)
+    check_target(target, inputs, force)
+    return target
 
 
 def chunks_of(
@@ -367,6 +348,7 @@ def summarize(columns: Sequence[Floats], **facts: Any) -> Divergence:
         kl=float(kl.mean()),
         kl_error=float(kl.std() / max(1, len(kl) - 1) ** 0.5),
         kl_quantiles=_quantiles(kl),
+        kl_histogram=histogram(kl),
         agreement=float(same.mean()),
         mean_dp=float(change.mean()),
         rms_dp=float(np.sqrt((change**2).mean())),

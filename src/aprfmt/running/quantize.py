@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from aprfmt.running.prepared import Prepared
     from aprfmt.running.sensitivity import PerturbedModel
     from aprfmt.running.target_types import TypeChooser
+    from aprfmt.running.type_systems import TypeSystem
 
 ROUNDS = 3
 """Maximum number of outputs that --max-kl measures."""
@@ -36,12 +37,15 @@ _CLOSE = 0.8
 _MARGIN = 0.03
 """Factor by which each further round aims below --max-kl."""
 
+MLX = "mlx"
+"""The format, and the preset of recipes, of MLX folders."""
+
 _WAYS = ("target_size", "target_bpw", "max_kl", "recipe")
 
 
 @takes(QuantizeCall)
 def quantize_model(call: QuantizeCall) -> Report:
-    """Quantizes a model to the `.gguf` or `.apr` file `dst`.
+    """Quantizes a model to the `.gguf` or `.apr` file `dst`, or with format "mlx" to a folder.
 
     Args:
         src: the model.
@@ -88,6 +92,8 @@ def _check(call: QuantizeCall) -> None:
     ways = [f"--{name.replace('_', '-')}" for name in _WAYS if getattr(call, name) is not None]
     if len(ways) > 1:
         raise UsageError(f"{ways[0]} and {ways[1]} are mutually exclusive", hint="use one of them")
+    if call.format == MLX:
+        _check_mlx(call)
     if _target(call):
         if call.mix is not None or call.pure:
             what = f"the preset {call.mix}" if call.mix is not None else "--pure"
@@ -108,6 +114,16 @@ def _check(call: QuantizeCall) -> None:
         value = getattr(call, name)
         if value is not None and not (isinstance(value, int | float) and value > 0):
             raise UsageError(f"{name} must be a number above 0, not {value!r:.40}")
+
+
+def _check_mlx(call: QuantizeCall) -> None:
+    if call.mix is not None:
+        what = f"{call.mix} is a preset of GGUF"
+        hint = "--target-bpw X --format mlx, or apr export FILE -o OUT --format mlx --bits 4"
+        raise UsageError(f"{what}, not of MLX", hint=hint)
+    if call.measure or call.max_kl is not None:
+        option = "--measure" if call.measure else "--max-kl"
+        raise UsageError(f"{option} runs llama.cpp, which reads no MLX folder", hint="--target-size or --target-bpw")
 
 
 class _MissedError(RefusedError):
@@ -131,6 +147,13 @@ class _Quantizing:
     architecture: str | None = None
     seen: Sequence[QuantizedTensor] = ()
     _prepared: Prepared | None = field(default=None, init=False)
+
+    @property
+    def types(self) -> TypeSystem:
+        """What to choose from."""
+        from aprfmt.running.type_systems import GGML_TYPES, MLX_TYPES
+
+        return MLX_TYPES if self.call.format == MLX else GGML_TYPES
 
     # --- conversions ---
 
@@ -166,20 +189,31 @@ class _Quantizing:
         if (path := self.call.recipe) is not None:
             recipe = read_recipe(path)
             preset = self.call.mix or recipe.preset
+            if (recipe.preset == MLX) != (self.call.format == MLX) and (recipe.preset or self.call.format == MLX):
+                forms = ["a GGUF", "an MLX folder"][:: 1 if recipe.preset != MLX else -1]
+                hint = "--format mlx" if recipe.preset == MLX else "drop --format mlx"
+                raise UsageError(f"the recipe has the types of {forms[0]}, not of {forms[1]}", path=path, hint=hint)
             if preset is None:
                 raise UsageError(
                     "a llama-quantize recipe does not set the type of the other tensors",
                     hint=f"apr quantize {formats.path_text(self.call.src, 'src')} TYPE --recipe {path}",
                 )
-            changes = {"dtype": preset, "tensor_type": recipe.tensor_type}
+            changes = self.types.options(preset, recipe.tensor_type)
 
             def observe(architecture: str | None, found: Sequence[QuantizedTensor]) -> None:
                 recipe.check(architecture, [row.tensor.name for row in found], path)
 
-        self._check_recipe_out()
+        self._check_more_outputs()
         report = self.convert(changes, observe)
-        rows = [RecipeRow(exact(row.tensor.name), row.target.dtype) for row in self.seen]
-        self._write_recipe(TypeRecipe(rows, self.architecture, str(changes["dtype"])))
+        types = {row.tensor.name: row.target.dtype for row in self.seen}
+        rows = [RecipeRow(exact(name), dtype) for name, dtype in types.items()]
+        self._write_recipe(TypeRecipe(rows, self.architecture, str(changes.get("dtype", MLX))))
+        if self.call.report is not None:
+            chooser = self._chooser()
+            chooser.measure_errors(self.plan, types)
+            chooser.default_costs()
+            options = {tensor.name: {o.dtype: o for o in tensor.options} for tensor in chooser.tensors}
+            self._write_page(chooser, {name: found[types[name]] for name, found in options.items()}, report)
         return report
 
     # --- targets ---
@@ -187,9 +221,10 @@ class _Quantizing:
     def for_target(self) -> Report:
         """Quantizes to the types for the target."""
         call = self.call
-        self._check_recipe_out()
+        self._check_more_outputs()
         if not call.plan:  # before minutes of measuring
-            check_target(formats.path_text(call.dst, "dst"), [formats.path_text(call.src, "src")], call.force)
+            paths = formats.path_text(call.dst, "dst"), [formats.path_text(call.src, "src")]
+            check_target(*paths, call.force, folder=call.format == MLX)
         chooser = self._chooser()
         chooser.measure_errors(self.plan)
         chooser.default_costs()
@@ -209,6 +244,7 @@ class _Quantizing:
         if not call.measure:
             report.warnings.append("the predicted KL is a rough estimate; --measure calibrates it on --eval-data")
         self._write_recipe(chooser.recipe(chosen))
+        self._write_page(chooser, chosen, report)
         return report
 
     def _chooser(self) -> TypeChooser:
@@ -220,7 +256,7 @@ class _Quantizing:
         paths = [*source_files(self.call.src), *([str(options.imatrix)] if options.imatrix is not None else [])]
         evals = [formats.path_text(text, "eval_data") for text in paths_of(self.call.eval_data)]
         how = {"tokens": self.call.eval_tokens if evals else 0, "arch": options.arch, "no_mtp": options.no_mtp}
-        return TypeChooser(self.call.log, measurements(key([*paths, *evals], how)), options.threads)
+        return TypeChooser(self.call.log, measurements(key([*paths, *evals], how)), options.threads, self.types)
 
     def _bits(self, chooser: TypeChooser) -> float:
         """Bits per weight of the target."""
@@ -303,18 +339,37 @@ class _Quantizing:
         report.measured_kl, report.rounds = best[0], ROUNDS
         return report, best[1]
 
-    # --- recipes ---
+    # --- recipes and pages ---
 
-    def _check_recipe_out(self) -> None:
-        if (path := self.call.recipe_out) is not None:
-            target = formats.path_text(path, "recipe_out")
-            if os.path.abspath(target) == os.path.abspath(formats.path_text(self.call.dst, "dst")):
-                raise UsageError("--recipe-out and --output are the same file", hint="choose another file")
-            inputs = [formats.path_text(path, "src") for path in (self.call.src, self.call.recipe) if path is not None]
-            check_target(target, inputs, self.call.force or self.call.plan)
+    def _check_more_outputs(self) -> None:
+        """Raises UsageError or ExistsError for a recipe or a page that cannot be written."""
+        from aprfmt.html.file import check_page
+
+        call, taken = self.call, {os.path.abspath(formats.path_text(self.call.dst, "dst")): "--output"}
+        inputs = [formats.path_text(path, "src") for path in (call.src, call.recipe) if path is not None]
+        for option, path in (("--recipe-out", call.recipe_out), ("--report", call.report)):
+            if path is None:
+                continue
+            target = formats.path_text(path, option[2:].replace("-", "_"))
+            if (other := taken.setdefault(os.path.abspath(target), option)) != option:
+                raise UsageError(f"{option} and {other} are the same file", hint="choose another file")
+            if option == "--report":
+                check_page(target)
+            check_target(target, inputs, call.force or (call.plan and option == "--recipe-out"))
 
     def _write_recipe(self, recipe: TypeRecipe) -> None:
         from aprfmt.convert.type_recipe import write_recipe
 
         if self.call.recipe_out is not None and not self.call.plan:
             write_recipe(recipe, formats.path_text(self.call.recipe_out, "recipe_out"), force=self.call.force)
+
+    def _write_page(self, chooser: TypeChooser, chosen: Allocation, report: Report) -> None:
+        if self.call.report is None:
+            return
+        from aprfmt.html.file import write_page
+        from aprfmt.running.quantization_page import quantization_html
+        from aprfmt.running.quantization_report import report_on
+
+        self.call.log("comparing with the presets")
+        found = report_on(chooser, chosen, report, self.plan, is_measured=self.call.measure)
+        write_page(formats.path_text(self.call.report, "report"), quantization_html(found), force=self.call.force)

@@ -28,11 +28,11 @@ from aprfmt.types import Array
 BANDS = 4
 """Groups of layers of each role."""
 
-_LAYER = re.compile(r"^blk\.(\d{1,6})\.")
+_LAYER = re.compile(r"^(?:blk|(?:.*\.)?layers)\.(\d{1,6})\.")
 
 
 def role_of(name: str) -> str:
-    """The name of a GGUF tensor without its layer and ".weight"."""
+    """The name of a tensor, in a GGUF or an MLX folder, without its layer and ".weight"."""
     return _LAYER.sub("", name).removesuffix(".weight")
 
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
-from aprfmt.codecs import ggml
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert.bit_allocation import (
     AllocatedTensor,
@@ -29,26 +29,17 @@ from aprfmt.convert.bit_allocation import (
     total_loss,
 )
 from aprfmt.convert.memory import flow_for
-from aprfmt.convert.presets import PRESETS, needs_weights
-from aprfmt.convert.quantization import QuantizedTensor
-from aprfmt.convert.quantization_error import error_of, sample_rows
+from aprfmt.convert.quantization import Observer, QuantizedTensor
+from aprfmt.convert.quantization_error import sample_rows
 from aprfmt.convert.report import QuantizedGroup, Report
 from aprfmt.convert.type_recipe import RecipeRow, TypeRecipe, exact
 from aprfmt.errors import RefusedError, storage_errors
 from aprfmt.io.cache import cache_home, own_folder
 from aprfmt.io.source import exists
 from aprfmt.running.sensitivity import PerturbedModel, groups_of, role_of
+from aprfmt.running.type_systems import GGML_TYPES, TypeSystem
 from aprfmt.text import format_bytes, plural
 from aprfmt.types import Array
-
-CANDIDATES = (
-    *("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "IQ4_NL", "IQ4_XS", "Q4_0", "Q3_K", "IQ3_S", "IQ3_XXS"),
-    *("Q2_K", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
-)
-"""Types to choose from, besides 16-bit floats: those that every recent llama.cpp computes with on every backend."""
-
-PLANNED = "q8_0"
-"""The preset of the first plan, which yields the tensors and all other bytes of the output."""
 
 _MEASURED_BITS = (4.5, 2.6)
 """Bits per weight at which sensitivities are measured: for targets from 4 bits on, and below."""
@@ -58,12 +49,27 @@ _COSTS = {
     **{"ffn_gate": 4.0, "ffn_up": 5.7, "ffn_down": 5.3},
 }
 """KL in nats per unit of mean relative error of a role, as `--measure` finds it for SmolLM2-135M."""
+_ROLES = {
+    **{"embed_tokens": "token_embd", "lm_head": "output", "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v"},
+    **{"o_proj": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"},
+}
+"""Roles by the last word of names of Hugging Face and MLX."""
 _COST, _UNTIED_COST = 4.0, 1.0
 """The same for other roles, and for a token embedding that is not the output head too."""
 
 
-Plan = Callable[[Mapping[str, object]], Report]
-"""Plans the conversion with some options changed."""
+class ConversionPlanner(Protocol):
+    """Plans the conversion with some options changed."""
+
+    def __call__(self, changes: Mapping[str, object], observe: Observer | None = None) -> Report:
+        """`observe` is called with the tensors that are quantized."""
+
+
+class SourceType(NamedTuple):
+    """How a tensor is stored in the source."""
+
+    dtype: str
+    n_bytes: int
 
 
 @dataclass(slots=True)
@@ -73,16 +79,22 @@ class TypeChooser:
     Attributes:
         log: called with lines of progress.
         store: path of the measurements.
+        threads: that measure errors; None: one per CPU.
+        types: what to choose from.
         tensors: the quantized tensors, with their options and costs.
         other_bytes: of the output, besides those tensors.
         other_weights: bytes of the output's other tensors.
         n_params: parameters of the output.
         scale: measured over predicted KL.
+        sizes: number of values by tensor.
+        sources: how the source stores each tensor.
+        known: measurements by key.
     """
 
     log: Callable[[str], None]
     store: Path
     threads: int | None = None
+    types: TypeSystem = GGML_TYPES
     tensors: list[AllocatedTensor] = field(default_factory=list)
     weights: dict[str, Array] = field(default_factory=dict)
     architecture: str | None = None
@@ -91,47 +103,58 @@ class TypeChooser:
     n_params: int = 0
     scale: float = 1.0
     sizes: dict[str, int] = field(default_factory=dict)
+    sources: dict[str, SourceType] = field(default_factory=dict)
     known: dict[str, float] = field(default_factory=dict)
 
-    def measure_errors(self, plan: Callable[..., Report]) -> None:
-        """Measures the error of each type of each tensor that `plan(options, observe)` plans to quantize."""
+    def measure_errors(self, plan: ConversionPlanner, also: Mapping[str, str] | None = None) -> None:
+        """Measures the error of each type of each tensor that `plan(options, observe)` plans to quantize.
+
+        `also` are types by tensor to measure besides the candidates.
+        """
         self.known = _read(self.store)
+        also = also or {}
         planned = 0
 
         def observe(architecture: str | None, found: Sequence[QuantizedTensor]) -> None:
             nonlocal planned
             self.architecture = architecture
-            planned = sum(DTYPES[row.target.dtype].n_bytes(row.tensor.shape) for row in found)
-            self.log(f"measuring the errors of {plural(len(CANDIDATES), 'type')} on {plural(len(found), 'tensor')}")
+            planned = sum(self.types.n_bytes(row.target.dtype, row.tensor.shape, row.tensor.dtype) for row in found)
+            self.log(f"measuring the errors of all types on {plural(len(found), 'tensor')}")
             with ThreadPoolExecutor(flow_for(self.threads, None, ()).n_workers) as pool:
-                self.tensors = [*pool.map(self._measured, found)]
+                self.tensors = [*pool.map(self._measured, found, (also.get(row.tensor.name) for row in found))]
             self.weights = {row.tensor.name: row.target.weights for row in found if row.target.weights is not None}
 
-        report = plan({"dtype": PLANNED}, observe)
+        report = plan(self.types.planned, observe)
         if not self.tensors:
             raise RefusedError("the model has no matrix to quantize", path=report.source)
         self.other_bytes = report.output_bytes - planned
         self.other_weights = sum(row["bytes"] for row in report.dtypes.values()) - planned
         self.n_params = report.param_count or 1
 
-    def _measured(self, row: QuantizedTensor) -> AllocatedTensor:
+    def _measured(self, row: QuantizedTensor, also: str | None = None) -> AllocatedTensor:
         tensor, weights = row.tensor, row.target.weights
-        dtypes = [row.target.dtype] if row.is_fixed else [*_candidates(row)]
+        dtypes = [row.target.dtype] if row.is_fixed else self.types.candidates(row)
+        dtypes += [also] if also is not None and also not in dtypes else []
         keys = {dtype: f"error {dtype} {tensor.name}" for dtype in dtypes}
         if missing := [dtype for dtype in dtypes if keys[dtype] not in self.known]:
             sample = sample_rows(tensor, weights, row.counts)
             for dtype in missing:
                 try:
-                    self._note(keys[dtype], error_of(sample, dtype))
+                    self._note(keys[dtype], self.types.error(sample, dtype, tensor.dtype))
                 except RefusedError:  # values beyond the range of the type
                     self._note(keys[dtype], -1.0)
         found = [(dtype, self.known[keys[dtype]]) for dtype in dtypes]
         options = tuple(
-            TypeOption(dtype, DTYPES[dtype].n_bytes(tensor.shape), error) for dtype, error in found if error >= 0
+            TypeOption(dtype, self.types.n_bytes(dtype, tensor.shape, tensor.dtype), error)
+            for dtype, error in found
+            if error >= 0
         )
         if not options:
             raise RefusedError("no type can represent the values", tensor=tensor.name, hint="apr validate FILE")
         self.sizes[tensor.name] = math.prod(tensor.shape)
+        stored = tensor.original_dtype
+        n_bytes = DTYPES[stored].n_bytes(tensor.shape) if stored in DTYPES else tensor.n_bytes
+        self.sources[tensor.name] = SourceType(stored, n_bytes)
         return AllocatedTensor(tensor.name, options, 1.0)
 
     def _note(self, key: str, value: float) -> None:
@@ -143,11 +166,13 @@ class TypeChooser:
 
     def default_costs(self) -> None:
         """Sets default costs from the roles of the tensors."""
-        roles = Counter(role_of(tensor.name) for tensor in self.tensors)
-        costs = _COSTS | ({"token_embd": _UNTIED_COST} if "output" in roles else {})
+        names = [role_of(tensor.name) for tensor in self.tensors]
+        roles = [_ROLES.get(name.rpartition(".")[2], name) for name in names]
+        counts = Counter(roles)
+        costs = _COSTS | ({"token_embd": _UNTIED_COST} if "output" in counts else {})
         self.tensors = [
-            replace(tensor, cost=costs.get(role, _COST) / roles[role])
-            for tensor, role in ((tensor, role_of(tensor.name)) for tensor in self.tensors)
+            replace(tensor, cost=costs.get(role, _COST) / counts[role])
+            for tensor, role in zip(self.tensors, roles, strict=True)
         ]
 
     def measure_costs(self, model: Callable[[], PerturbedModel], bits: float | None) -> None:
@@ -183,7 +208,7 @@ class TypeChooser:
         """The predicted KL in nats."""
         return self.scale * total_loss(self.tensors, chosen)
 
-    def within_bytes(self, budget: int, plan: Plan) -> Allocation:
+    def within_bytes(self, budget: int, plan: ConversionPlanner) -> Allocation:
         """The best types for an output of at most `budget` bytes. Raises RefusedError with the smallest size."""
         room = budget - self.other_bytes
         while True:
@@ -225,7 +250,7 @@ class TypeChooser:
     def options(self, chosen: Allocation) -> dict[str, object]:
         """The options of a conversion with these types."""
         recipe = self.recipe(chosen)
-        return {"dtype": recipe.preset, "tensor_type": recipe.tensor_type}
+        return self.types.options(recipe.preset, recipe.tensor_type)
 
     def recipe(self, chosen: Allocation) -> TypeRecipe:
         """The types as a recipe."""
@@ -236,7 +261,7 @@ class TypeChooser:
         ]
         bits = 8 * (self.other_weights + total_bytes(chosen)) / self.n_params
         facts = (("bits_per_weight", bits), ("predicted_kl", self.predicted(chosen)))
-        return TypeRecipe(rows, self.architecture, preset_of(chosen), facts)
+        return TypeRecipe(rows, self.architecture, self.types.preset(chosen), facts)
 
     def groups(self, chosen: Allocation) -> list[QuantizedGroup]:
         """Size, bits and error by role and layers."""
@@ -259,27 +284,6 @@ class TypeChooser:
                 )
             )
         return rows
-
-
-def preset_of(chosen: Mapping[str, TypeOption]) -> str:
-    """The preset for the output's file type: that of the quantized type with the most bytes."""
-    totals: dict[str, int] = {}
-    for option in chosen.values():
-        totals[option.dtype] = totals.get(option.dtype, 0) + option.n_bytes
-    presets = {preset.dtype: name for name, preset in reversed(PRESETS.items())}
-    return max((n, presets[dtype]) for dtype, n in [("Q8_0", 0), *totals.items()] if dtype in presets)[1]
-
-
-def _candidates(row: QuantizedTensor) -> list[str]:
-    tensor, weights = row.tensor, row.target.weights
-    found = [
-        dtype
-        for dtype in CANDIDATES
-        if tensor.shape[-1] % DTYPES[dtype].block == 0
-        and ggml.encodable(dtype)
-        and (weights is not None or not needs_weights(tensor.name, dtype, PRESETS[PLANNED]))
-    ]
-    return [*found, "BF16" if tensor.dtype == "BF16" else "F16"]
 
 
 def _near(tensor: AllocatedTensor, n_bytes: float) -> TypeOption:

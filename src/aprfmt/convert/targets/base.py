@@ -23,7 +23,7 @@ from aprfmt.types import PathLike
 if TYPE_CHECKING:
     from aprfmt.canonical.model import Canonical
     from aprfmt.canonical.tensor import Losses
-    from aprfmt.convert.quantization import Quantization
+    from aprfmt.convert.quantization import Observer, Quantization
 
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
@@ -41,12 +41,14 @@ class Work:
         options: only those of its `takes` and the common ones may be set.
         losses: collects what the output cannot store exactly, and warnings.
         quantization: the requested preset, parsed and checked; None without one.
+        observe: called with the weights that are quantized for MLX, and the importance of their columns.
     """
 
     name: str
     options: Options
     losses: Losses
     quantization: Quantization | None = None
+    observe: Observer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ TARGETS: tuple[Target, ...] = (
         "mlx",
         "MLX folder",
         "mlx:layouts",
-        _HF | {"bits", "group_size", "recipe"},
+        _HF | {"bits", "group_size", "recipe", "tensor_type", "imatrix"},
         adapters="adapter:mlx_layouts",
     ),
 )

@@ -6,6 +6,7 @@ GGML blocks that are affine groups of 32 are repacked without rounding; all othe
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,15 +16,18 @@ from aprfmt.arch.converter import language_part
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.links import find_link
 from aprfmt.arch.mlx import WRAPPERS, MlxNetwork, mlx_row, network_of, turned
+from aprfmt.arch.names import gguf_name
 from aprfmt.canonical import sidecar
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import HF_QUANT, without_packing
 from aprfmt.canonical.sides import hf_side, to_link
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float, plain_dtype
-from aprfmt.codecs.affine import BITS_OF_BLOCKS, BLOCK, PARTS, Affine, check, quantized, regrouped
+from aprfmt.codecs.affine import BITS_OF_BLOCKS, BLOCK, PARTS, Affine, check, parse_affine, quantized, regrouped
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.split import SplitStream
 from aprfmt.convert.files import say_left_behind
+from aprfmt.convert.options import Options
+from aprfmt.convert.quantization import QuantizedTensor, Recoding
 from aprfmt.convert.source_manifest_writer import restorable
 from aprfmt.convert.targets import hf
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
@@ -31,6 +35,7 @@ from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats import INDEX_SUFFIXES, safetensors
 from aprfmt.formats.hf_files import parse_config
 from aprfmt.formats.hfdir import INDEX_NAME
+from aprfmt.formats.imatrix import read_imatrix
 from aprfmt.formats.out_tensor import OutTensor, group_by_size
 from aprfmt.io.pipe import FileLayout, Item, Literal
 from aprfmt.text import first_few, plural
@@ -50,6 +55,11 @@ def layouts(c: Canonical, work: Work) -> Output:
     """
     options = work.options
     asked = [value for value in (options.bits, options.group_size, options.recipe) if value is not None]
+    asked += options.tensor_type
+    if options.imatrix is not None and work.observe is None:
+        raise UsageError(
+            "an importance matrix does not change the codes of MLX", hint="apr quantize --format mlx --target-bpw X"
+        )
     if not asked and (c.packs.weights and not c.packs.decoded):
         return hf.layouts(c, work) if restorable(c, "hf") else hf.folder(c, work, None, "mlx")
     network = network_of(c.arch)
@@ -68,9 +78,21 @@ def layouts(c: Canonical, work: Work) -> Output:
             path=c.model.path,
             hint="export without --bits, then quantize with mlx_lm.convert -q",
         )
-    return _quantized(
-        c, work, network, _MlxPlan(network, default, options.recipe, c.hparams.num_layers or 0, bool(asked))
-    )
+    patterns = tuple(_pattern(text, default.group_size) for text in options.tensor_type)
+    plan = _MlxPlan(network, default, options.recipe, c.hparams.num_layers or 0, bool(asked), patterns)
+    return _quantized(c, work, network, plan)
+
+
+def _pattern(text: str, group_size: int) -> tuple[re.Pattern[str], Affine]:
+    """`REGEX=BITS` or `REGEX=BITSgGROUP`, such as down_proj=6 or down_proj=6g32. Raises UsageError."""
+    pattern, _, word = text.rpartition("=")
+    try:
+        if not pattern:
+            raise UsageError("it is not REGEX=BITS")
+        return re.compile(pattern), parse_affine(word, group_size)
+    except (re.error, RecursionError, OverflowError, UsageError) as error:
+        hint = "example: --tensor-type down_proj=6, or down_proj=6g32 for groups of 32"
+        raise UsageError(f"--tensor-type {text!r} for MLX: {error}", hint=hint) from None
 
 
 def _group_size(c: Canonical, asked: Sequence[object]) -> int:
@@ -88,6 +110,11 @@ class _MlxPlan:
     recipe: str | None
     n_layers: int
     asked: bool
+    patterns: tuple[tuple[re.Pattern[str], Affine], ...] = ()
+
+    def given(self, name: str) -> Affine | None:
+        """What an option of the user sets for the weight."""
+        return next((scheme for pattern, scheme in self.patterns if pattern.search(name)), None)
 
     def of(self, tensor: CanonicalTensor) -> Affine | None:
         """How to quantize the weight; None to keep it in floats."""
@@ -98,6 +125,8 @@ class _MlxPlan:
         if not self.asked:
             bits = BITS_OF_BLOCKS.get(tensor.dtype)
             return None if bits is None else Affine(bits, BLOCK)
+        if (given := self.given(tensor.name)) is not None:
+            return given
         if tensor.shape[-1] % self.default.group_size:
             return None
         if self.recipe is not None:
@@ -132,6 +161,8 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _MlxPlan) ->
     for tensor in _mlx_side(c, begin):
         _plan_tensor(c, tensor, wanted, plan, planned, losses)
     _check_groups(c, planned, plan, losses)
+    if work.observe is not None:
+        work.observe(c.arch.gguf if c.arch is not None else None, [*_observed(c, begin, work.options, plan, planned)])
     texts = sidecar.with_folder_fields(c.model, c.info, hf.with_card(c, hf.with_edits(c, source), losses))
     texts.pop(HF_QUANT, None)
     kept = wanted is None and not c.packs.decoded and hf.CONFIG in source
@@ -156,13 +187,37 @@ class _Planned:
         plain: all of them, before any is quantized.
         outs: what is written.
         schemes: how modules are quantized, by name.
+        quantized: the weights of those modules.
         uneven: matrices whose rows the groups do not divide.
     """
 
     plain: list[OutTensor] = field(default_factory=list)
     outs: list[OutTensor] = field(default_factory=list)
     schemes: dict[str, Affine] = field(default_factory=dict)
+    quantized: list[tuple[CanonicalTensor, Affine]] = field(default_factory=list)
     uneven: list[str] = field(default_factory=list)
+
+
+def _observed(
+    c: Canonical, begin: str, options: Options, plan: _MlxPlan, planned: _Planned
+) -> Iterator[QuantizedTensor]:
+    """The weights that are quantized, with the importance of their columns. Raises RefusedError."""
+    imatrix = read_imatrix(options.imatrix) if options.imatrix is not None else None
+    entries = {} if imatrix is None else imatrix.entries
+    used = 0
+    for tensor, scheme in planned.quantized:
+        name = gguf_name(c.arch, tensor.name.removeprefix(begin), c.hparams) if c.arch is not None else None
+        weights = entries.get(name or "") if len(tensor.shape) == 2 else None
+        if weights is not None and weights.size != tensor.shape[-1]:
+            what = (
+                f"the importance matrix belongs to another model: {weights.size} values instead of {tensor.shape[-1]}"
+            )
+            raise RefusedError(what, path=options.imatrix, tensor=name)
+        used += weights is not None
+        yield QuantizedTensor(tensor, Recoding(scheme.word, weights), plan.given(tensor.name) is not None)
+    if entries and not used:
+        what = f"the importance matrix belongs to another model: it has an entry for {next(iter(entries))}"
+        raise RefusedError(what, path=options.imatrix)
 
 
 def _plan_tensor(
@@ -192,6 +247,7 @@ def _plan_tensor(
         what = f"mlx_lm uses groups of {scheme.group_size} here, which do not divide rows of {tensor.shape[-1]}"
         raise RefusedError(what, path=c.model.path, tensor=tensor.name, hint="export without --bits")
     planned.schemes[module] = scheme
+    planned.quantized.append((tensor, scheme))
     if BITS_OF_BLOCKS.get(tensor.dtype) == scheme.bits and scheme.group_size == BLOCK and wanted is None:
         blocks = regrouped(tensor.name, tensor.dtype, tensor.items)
         planned.outs += _parts(module, tensor.shape, "F16", scheme, blocks)
