@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -204,7 +204,7 @@ def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Deco
         decoder = _load_lora(config, pair.student, dtype, world.device)
         if config.is_compiled(world.device.type):
             decoder.compile_blocks()
-        return decoder, FlatAdamW(decoder, settings, world)
+        return decoder, FlatAdamW(decoder, settings, world), None
     if config.shard == "weights":
         decoder = shard_weights(shape, dtype, world)
         optimizer = ShardedAdamW(decoder, settings, world)
