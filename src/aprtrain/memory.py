@@ -1,8 +1,8 @@
 """Peak memory of a run, from shapes alone: persistent memory, plus the largest of a step's phases.
 
-Bytes per parameter: compute copy 2 (on the CPU, which computes with the masters, none, but 4 with --qat), master 4, moments 4 + 4,
-gradient 4; with several processes each has its part of masters and moments, with --shard weights of all four, plus the
-blocks in use and the head with its gradient.
+Bytes per parameter: compute copy 2 (on the CPU, which computes with the masters, none, but 4 with --qat), master 4,
+moments 4 + 4, gradient 4; with several processes each has its part of masters and moments, with --shard weights of all
+four, plus the blocks in use and the head with its gradient.
 
 On the CPU, host memory also contains libraries, and in the process that saves, the copy from which a checkpoint is
 written.
