@@ -190,7 +190,7 @@ def parts_of(config: Config, teacher: str, data: Windows, world: World = ALONE) 
     made = NetworkSource(Path("student"), None, ARCHITECTURES["qwen2"], student, bare, None, weights)
     pair = TrainingPair(network, made, bare, vocabulary)
     plan = memory_plan(config, pair, world.device, processes=world.size, tried=True)
-    decoder, optimizer = load_student(config, pair, world)
+    decoder, optimizer, _ = load_student(config, pair, world)
     return Parts(
         student=decoder,
         optimizer=optimizer,

@@ -29,6 +29,7 @@ from aprtrain.features import Selection, recording
 from aprtrain.memory import USUAL_PASS, MemoryRow, checkpoint_bytes, memory_plan, total
 from aprtrain.models import Origin, TrainingPair, open_pair, origin_of, resolve_residency
 from aprtrain.network.shape import Shape
+from aprtrain.qat import QatSummary, summarize
 from aprtrain.report.tracker import check_tracker
 from aprtrain.selection import expect_kernels
 from aprtrain.teacher.teacher import estimate_bytes
@@ -213,6 +214,7 @@ class Plan(TypedDict):
             measurement of 0.2 s, on GPUs it is 400 TFLOP/s.
         config, defaults: every option, and its default for a run of as many steps.
         kernels: `used` and `not_used`, as expected from the installed packages.
+        qat: preset, and tensors and parameters of each type; None without --qat.
         nodes: None on a single node.
     """
 
@@ -235,6 +237,7 @@ class Plan(TypedDict):
     config: JsonObject
     defaults: JsonObject
     kernels: Selection
+    qat: QatSummary | None
     digest: str
     origin: Origin
 
@@ -286,6 +289,7 @@ def plan(command: str, config: Config) -> Plan:
             "config": config.to_json(),
             "defaults": usual_values(config) if config.steps is not None else Config().to_json(),
             "kernels": record.to_json(),
+            "qat": summarize(pair.student, config.qat, pair.qat_types) if config.qat is not None else None,
             "digest": config.digest(),
             "origin": origin_of(command, config, pair, None),
         }

@@ -26,11 +26,14 @@ from aprtrain.lora_spec import parse_lora
 
 ENV_PREFIX = "APR_DISTILL_"
 _DISTILL, _PRETRAIN = ("distill",), ("pretrain",)
+SELF = "self"
+"""Value of --student-init for a student that starts as the teacher."""
 
 DEFAULTS: dict[str, dict[str, float]] = {
     "pruned": {"lr": 6e-4, "kd_weight": 0.8, "temperature": 1.0},
     "fresh": {"lr": 1e-3, "kd_weight": 0.8, "temperature": 1.0},
     "pretrained": {"lr": 1e-4, "kd_weight": 0.8, "temperature": 1.0},
+    "quantized": {"lr": 3e-4, "kd_weight": 1.0, "temperature": 1.0},
 }
 """Defaults by kind of student (`student_kind`); docs/training.md has the same table."""
 
@@ -88,7 +91,7 @@ class Config:
     student_init: str | None = _kd(
         None,
         "Build the student by pruning the teacher (layers:0,2,4, layers:12, width:hidden=512,heads=8), or randomly "
-        "initialized from a config.json.",
+        "initialized from a config.json; self: the teacher itself, for --qat.",
     )
     lora: str | None = _what(
         None,
@@ -145,6 +148,14 @@ class Config:
     new_tokens: int = _kd(128, "Maximum length of a continuation of --on-policy in tokens.", low=1)
     logits: str = _what("fp16", "Dtype of the logits on a GPU.", choices=("fp16", "fp32"))
     chunk: int = _what(2048, "Positions per chunk of the loss; smaller saves memory.", low=1)
+
+    qat: str | None = _what(
+        None,
+        "Quantization-aware training: compute with weights quantized by this preset and save them quantized: q4_0, "
+        "q8_0, q4_k_m, q5_k_m, q6_k, nvfp4 or mxfp4.",
+        metavar="PRESET",
+    )
+    qat_every: int = _what(16, "Steps between two searches for the scales of K-quants, with --qat.", low=1)
 
     lr: float = _what(
         _USUAL["lr"],
@@ -321,12 +332,14 @@ def changed_fields(old: Mapping[str, object], new: Config) -> list[str]:
 
 
 def is_pruned(student_init: str) -> bool:
-    """Whether a --student-init prunes the teacher; else it is the path of a config.json."""
-    return all(word.startswith(("layers:", "width:")) for word in student_init.split("+"))
+    """Whether a --student-init prunes the teacher or keeps it whole; else it is the path of a config.json."""
+    return student_init == SELF or all(word.startswith(("layers:", "width:")) for word in student_init.split("+"))
 
 
 def student_kind(student_init: str | None, shape: str | None) -> str:
-    """The row of DEFAULTS: pruned from the teacher, fresh (random weights), or pretrained."""
+    """The row of DEFAULTS: pruned from the teacher, fresh (random weights), pretrained, or the quantized teacher."""
+    if student_init == SELF:
+        return "quantized"
     if student_init is not None:
         return "pruned" if is_pruned(student_init) else "fresh"
     return "pretrained" if shape is None else "fresh"
@@ -542,6 +555,13 @@ def _check_together(config: Config, command: str) -> None:
         (c.lora is not None and c.shard == "weights", "--lora and --shard weights are mutually exclusive",
             "leave out --shard: the frozen weights have no states"),
         (c.lora is None and c.lora_base != "auto", "--lora-base needs --lora", "add --lora r=16, or leave it out"),
+        (c.student_init == SELF and c.qat is None, "--student-init self needs --qat: a copy has nothing to learn",
+            "add --qat q4_0, or prune the teacher: --student-init layers:N"),
+        (c.qat_every != Config.qat_every and c.qat is None, "--qat-every needs --qat",
+            "add --qat PRESET, or leave out --qat-every"),
+        (c.qat is not None and c.lora is not None, "--qat and --lora are mutually exclusive",
+            "merge the adapter first, then train the merged model into the preset"),
+        (c.qat is not None and c.shard != "states", "--qat does not support --shard weights", "leave out --shard"),
         (c.beta != Config.beta and c.loss != "jsd", "--beta needs --loss jsd", "add it, or leave out --beta"),
         ((c.like is None) != (c.shape is None), "--like and --shape must be given together",
             "--like takes a model for its tokenizer, --shape the config.json to train"),

@@ -31,6 +31,7 @@ from aprtrain.memory import MemoryRow
 from aprtrain.models import Origin
 from aprtrain.network.decoder import Decoder, head_name
 from aprtrain.optim.adamw import Optimizer, learning_rate
+from aprtrain.qat import Quantizer
 from aprtrain.report.metrics import Recorder, StepValues, mean_of, scores_text
 from aprtrain.sampler import Sampler
 from aprtrain.samples import TextSample
@@ -63,6 +64,7 @@ class Parts:
         answers: saved teacher log-probabilities, with --teacher-logprobs.
         sampler: of the student's own continuations, with --on-policy.
         sample: samples of the student's text, recorded after each evaluation; None without --samples.
+        quantizer: what rounds the student's weights, with --qat.
     """
 
     student: Decoder
@@ -81,6 +83,7 @@ class Parts:
     answers: TeacherTargets | None = None
     sampler: Sampler | None = None
     sample: Callable[[], list[TextSample]] | None = None
+    quantizer: Quantizer | None = None
 
 
 @dataclass
@@ -405,6 +408,7 @@ class Trainer:
         """Evaluates, records and logs the scores; {} if this process has none. On failure all save, then raise."""
         scores: Numbers = {}
         error: AprError | None = None
+        self.parts.optimizer.search_scales()  # what a checkpoint of this step would contain
         if (self.world.is_first or self.parts.optimizer.is_sharded) and self.config.smoke is None:
             try:
                 scores = {"step": self.progress.step, **self.parts.evaluate()}
@@ -451,7 +455,9 @@ class Trainer:
             self.progress.best = score
         parts, dtype = self.parts, self.config.save_dtype
         keeps = parts.saver is not None
-        weights, state = copy_state(parts.optimizer, parts.student, dtype, self._host, keeps=keeps)
+        weights, state = copy_state(
+            parts.optimizer, parts.student, dtype, self._host, keeps=keeps, quantizer=parts.quantizer
+        )
         state["rng"] = torch.get_rng_state()
         here = {"step": self.progress.step, "tokens": self.progress.tokens, "scores": dict(scores)}
         facts = {

@@ -1,8 +1,8 @@
 """Peak memory of a run, from shapes alone: persistent memory, plus the largest of a step's phases.
 
-Bytes per parameter: compute copy 2 (none on the CPU, which computes with the masters), master 4, moments 4 + 4,
-gradient 4; with several processes each has its part of masters and moments, with --shard weights of all four, plus the
-blocks in use and the head with its gradient.
+Bytes per parameter: compute copy 2 (on the CPU, which computes with the masters, none, but 4 with --qat), master 4,
+moments 4 + 4, gradient 4; with several processes each has its part of masters and moments, with --shard weights of all
+four, plus the blocks in use and the head with its gradient.
 
 On the CPU, host memory also contains libraries, and in the process that saves, the copy from which a checkpoint is
 written.
@@ -32,6 +32,7 @@ from aprtrain.models import GATE_TOKENS, TrainingPair, is_lora_in_blocks
 from aprtrain.network.lora import lora_params
 from aprtrain.network.shape import Shape
 from aprtrain.network.weights import NetworkSource
+from aprtrain.qat import grid_bytes
 from aprtrain.sampler import sampling_bytes
 from aprtrain.selection import fuses
 from aprtrain.teacher.teacher import COMPARED, compared_bytes, estimate_bytes, teacher_dtype
@@ -94,6 +95,7 @@ def memory_plan(
         MemoryRow("student: attention scores", _score_bytes(config, student, tokens) * layers),
     ]
     held = _weights(config, pair, width, processes)
+    held.append(MemoryRow("student: scales of blocks", grid_bytes(pair.student, pair.qat_types)))
     if not on_gpu:
         held += [
             MemoryRow("Python and libraries", _LIBRARIES),
@@ -155,7 +157,7 @@ def _weights(config: Config, pair: TrainingPair, width: int, processes: int) -> 
             MemoryRow("student: gradient", 4 * p // processes + 4 * head),
             MemoryRow("student: gathered weights", width * rest + (5 * width + 8) * block),
         ]
-    copies = width < 4 or processes > 1
+    copies = width < 4 or processes > 1 or config.qat is not None
     return [
         states,
         MemoryRow("student: gradient", 4 * p),

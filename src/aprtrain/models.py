@@ -6,6 +6,7 @@
     layers:12          twelve evenly spaced layers, including the first and the last
     width:hidden=512,ffn=1408,heads=8,kv_heads=2      keep the largest weights of each width; others stay
     PATH               a config.json, or a folder with one: random weights
+    self               the teacher itself, to be trained into a quantization preset (--qat)
 
 `layers` and `width` can be joined with `+`.
 """
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -45,7 +46,7 @@ from aprfmt.tokenizer.alignment import SharedVocabulary, align
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import JsonObject, PathLike
 from aprtrain.checkpoints.checkpoint import ModelIdentity
-from aprtrain.config import Config, command_fields, is_pruned, what_fields
+from aprtrain.config import SELF, Config, command_fields, is_pruned, what_fields
 from aprtrain.data.batches import batch_of
 from aprtrain.guards import check_distinct
 from aprtrain.lora_spec import parse_lora
@@ -63,6 +64,7 @@ from aprtrain.network.weights import (
     refuse_zeros,
 )
 from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings, ShardedAdamW, shard_weights
+from aprtrain.qat import Quantizer, qat_preset, types_of
 from aprtrain.teacher.files import TeacherTargets
 from aprtrain.teacher.teacher import BlocksDecoder, Teacher, note_decoded, residency_of, teacher_dtype
 from aprtrain.world import World
@@ -81,6 +83,7 @@ class TrainingPair:
         identity: hyper-parameters, tokenizer and provenance for the student's checkpoints.
         vocabulary: the ids that teacher and student share; None in pretraining.
         files: saved log-probabilities instead of a teacher.
+        qat_types: the GGML type of each tensor that --qat quantizes, by Hugging Face name.
     """
 
     teacher: NetworkSource | None
@@ -88,6 +91,7 @@ class TrainingPair:
     identity: ModelIdentity
     vocabulary: SharedVocabulary | None
     files: TeacherFiles | None = None
+    qat_types: Mapping[str, str] = field(default_factory=dict)
 
     def student_fingerprint(self) -> str:
         """Fingerprint of the student's initial weights."""
@@ -97,16 +101,19 @@ class TrainingPair:
 @contextmanager
 def open_pair(command: str, config: Config) -> Iterator[TrainingPair]:
     """Opens and checks the models of `config`. Raises AprError within seconds."""
+    if config.qat is not None:
+        qat_preset(config.qat)
     with ExitStack() as stack:
         teacher = _open(config.teacher, stack) if config.teacher is not None else None
         files = TeacherFiles(Path(config.teacher_logprobs)) if config.teacher_logprobs is not None else None
         student = _student(config, teacher, stack)
+        qat_types = types_of(student, config.qat) if config.qat is not None else {}
         if files is not None:
             files.check(Encoder(student.tokenizer).digest, config.seq_len, config.top_k, config.temperature)
         other = teacher or student
         rows = other.shape.vocab_rows, student.shape.vocab_rows
         vocabulary = align(other.tokenizer, student.tokenizer, *rows, config.vocab_policy)
-        if teacher is not None:
+        if teacher is not None and config.qat is None:  # a quantized student is none the less another model
             check_distinct(
                 teacher.shape,
                 student.shape,
@@ -118,7 +125,8 @@ def open_pair(command: str, config: Config) -> Iterator[TrainingPair]:
             if network is not None:
                 check_length(config.seq_len, who, network.hparams.max_position_embeddings)
         shared = None if command == "pretrain" else vocabulary
-        yield TrainingPair(teacher, student, _identity(student, teacher, data_names(config)), shared, files)
+        identity = _identity(config, student, teacher)
+        yield TrainingPair(teacher, student, identity, shared, files, qat_types)
 
 
 def data_names(config: Config) -> list[str]:
@@ -165,10 +173,11 @@ def _check_student(shape: Shape) -> None:
         )
 
 
-def _identity(student: NetworkSource, teacher: NetworkSource | None, data: Sequence[str]) -> ModelIdentity:
-    """Identity of the student; a student made from a teacher inherits the teacher's license. `data` is added to it."""
-    if student.model is not None:
-        known = provenance.read(student.model)
+def _identity(config: Config, student: NetworkSource, teacher: NetworkSource | None) -> ModelIdentity:
+    """Identity of the student, with the names of its data; one made from a teacher inherits the teacher's license."""
+    data, source = data_names(config), teacher if config.student_init == SELF else student
+    if source is not None and source.model is not None:
+        known = provenance.read(source.model)
         stated = [name for name in known.info.get("data_source", "").split(",") if name]
         known.info |= {"data_source": ",".join(dict.fromkeys([*stated, *data]))} if data else {}
         return ModelIdentity(student.hparams, student.tokenizer, known)
@@ -181,8 +190,12 @@ def _identity(student: NetworkSource, teacher: NetworkSource | None, data: Seque
     return ModelIdentity(student.hparams, student.tokenizer, origin)
 
 
-def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Decoder, Optimizer]:
-    """The student on the device and its optimizer; bfloat16 on a GPU, float32 on the CPU."""
+def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Decoder, Optimizer, Quantizer | None]:
+    """The student on the device, its optimizer, and what rounds its weights with --qat.
+
+    It computes in bfloat16 on a GPU, in float32 on the CPU.
+    """
+    quantizer = Quantizer(pair.student, pair.qat_types, config.qat_every) if pair.qat_types else None
     shape, dtype = pair.student.shape, torch.bfloat16 if world.device.type == "cuda" else torch.float32
     settings = Settings((config.beta1, config.beta2), config.eps, config.weight_decay, config.clip)
     decoder: Decoder
@@ -191,13 +204,13 @@ def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Deco
         decoder = _load_lora(config, pair.student, dtype, world.device)
         if config.is_compiled(world.device.type):
             decoder.compile_blocks()
-        return decoder, FlatAdamW(decoder, settings, world)
+        return decoder, FlatAdamW(decoder, settings, world), None
     if config.shard == "weights":
         decoder = shard_weights(shape, dtype, world)
         optimizer = ShardedAdamW(decoder, settings, world)
     else:
         decoder = Decoder(shape, dtype, world.device)
-        optimizer = FlatAdamW(decoder, settings, world)
+        optimizer = FlatAdamW(decoder, settings, world, quantizer)
     decoder.recompute = config.recompute
 
     def write(parameter: str, whole: Tensor) -> None:
@@ -210,7 +223,7 @@ def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Deco
         pair.teacher.model.check_unchanged()
     if config.is_compiled(world.device.type):
         decoder.compile_blocks()
-    return decoder, optimizer
+    return decoder, optimizer, quantizer
 
 
 def is_lora_in_blocks(config: Config, student: NetworkSource) -> bool:
@@ -273,6 +286,8 @@ def make_student(teacher: NetworkSource, how: str, *, seed: int = 42) -> Network
     """
     if not is_pruned(how):
         return new_student(how, teacher.tokenizer, seed=seed)
+    if how == SELF:
+        how = f"layers:0-{teacher.shape.n_layers - 1}"
     words = [word.partition(":")[::2] for word in how.split("+")]
     said = dict(words)
     if len(said) < len(words):

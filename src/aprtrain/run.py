@@ -55,6 +55,7 @@ from aprtrain.models import (
 from aprtrain.network.decoder import Decoder
 from aprtrain.nodes import fetch
 from aprtrain.optim.adamw import Optimizer, load_states
+from aprtrain.qat import Quantizer
 from aprtrain.report.metrics import Recorder, settings_table
 from aprtrain.resume import Saved, check_student, find_checkpoint, is_finished, point_latest_at, state_file
 from aprtrain.sampler import Sampler, read_prompts
@@ -211,7 +212,7 @@ def _train(
         _check_unfinished(config, world, folder, saved)
         check_student(folder, saved, pair.student)
     planned = partial(memory_plan, config, pair, world.device, processes=world.size, tried=on_gpu)
-    plan, student, optimizer, teacher = _load(config, pair, world, held_out, planned, memory)
+    plan, student, optimizer, quantizer, teacher = _load(config, pair, world, held_out, planned, memory)
 
     kind, saver = cast(Kind, config.loss), None
     if config.smoke is None and world.is_first:
@@ -251,6 +252,7 @@ def _train(
         sample=partial(sample_texts, student, held_out, tokenizer, config.samples, world.device)
         if config.samples and (tokenizer := pair.student.tokenizer) is not None
         else None,
+        quantizer=quantizer,
     )
     if saved:
         with open_state(state_file(folder, saved.step)) as state:
@@ -270,7 +272,7 @@ def _train(
     recorder.begin(
         saved.step if saved else None, [asdict(damage) for damage in saved.damaged], config.log_to, config.to_json()
     )
-    _announce(command, config, world, recorder, origin, teacher)
+    _announce(command, config, world, recorder, origin, teacher, quantizer)
     if saved:
         recorder.say(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
     with catch_signals(recorder.notice) as stop:
@@ -284,17 +286,17 @@ def _load(
     held_out: Windows,
     planned: Callable[..., list[MemoryRow]],
     memory: int | None,
-) -> tuple[list[MemoryRow], Decoder, Optimizer, Teacher | None]:
+) -> tuple[list[MemoryRow], Decoder, Optimizer, Quantizer | None, Teacher | None]:
     """The memory plan, checked against the device's `memory`, and the loaded models."""
     plan = planned()
     budget.check_fits(plan, memory)
-    student, optimizer = load_student(config, pair, world)
+    student, optimizer, quantizer = load_student(config, pair, world)
     teacher = load_teacher(config, pair, held_out, world.device)
     if teacher is not None and teacher.gate is not None:  # how many parts are e4m3 is known only now
         plan = planned(teacher_bytes=teacher.n_bytes)
         budget.check_fits(plan, memory)
     _check_resident(student, teacher, world.device)
-    return plan, student, optimizer, teacher
+    return plan, student, optimizer, quantizer, teacher
 
 
 def _sampler(
@@ -452,7 +454,13 @@ def _device_name(world: World) -> str:
 
 
 def _announce(
-    command: str, config: Config, world: World, recorder: Recorder, origin: Origin, teacher: Teacher | None
+    command: str,
+    config: Config,
+    world: World,
+    recorder: Recorder,
+    origin: Origin,
+    teacher: Teacher | None,
+    quantizer: Quantizer | None,
 ) -> None:
     """Logs and records the resolved configuration before the first step."""
     device = _device_name(world)
@@ -475,6 +483,8 @@ def _announce(
             recorder.say(f"{what} {signature}")
     for note in teacher.notes if teacher is not None else []:
         recorder.say(f"teacher: {note}")
+    if quantizer is not None:
+        recorder.say(f"training into {config.qat}: {quantizer.describe()}")
 
 
 def _log_unused_feature(recorder: Recorder, miss: features.Miss) -> None:
@@ -493,7 +503,8 @@ def _run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
         parts.recorder.say("evaluating before the first step")
         scores = trainer.evaluate() if config.smoke is None else parts.evaluate()
         if parts.vocabulary is not None and scores:
-            guards.check_scores(scores, parts.vocabulary.n_real, allow_weaker=config.allow_weaker_teacher)
+            allow_weaker = config.allow_weaker_teacher
+            guards.check_scores(scores, parts.vocabulary.n_real, allow_weaker=allow_weaker, is_qat=bool(config.qat))
         if config.smoke is None:
             _try_to_save(trainer)
         world.barrier()

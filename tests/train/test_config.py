@@ -246,6 +246,7 @@ def test_the_schedule_warms_up_and_falls_to_its_share() -> None:
         ({"student": "s"}, "pretrained"), ({"student": None, "student_init": "layers:3"}, "pruned"),
         ({"student": None, "student_init": "layers:0,+width:hidden=64"}, "pruned"),
         ({"student": None, "student_init": "a/config.json"}, "fresh"),
+        ({"student": None, "student_init": "self", "qat": "q4_0"}, "quantized"),
     ],
 )  # fmt: skip
 def test_defaults_are_those_of_the_kind_of_student(how: dict[str, Any], kind: str) -> None:

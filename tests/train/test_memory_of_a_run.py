@@ -31,13 +31,13 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, weakref.ref[Any]
     """What a run loads, by name, while nothing collects cycles."""
     found: dict[str, weakref.ref[Any]] = {}
 
-    def student(*args: Any) -> tuple[Decoder, Any]:
-        network, optimizer = load_student(*args)
+    def student(*args: Any) -> tuple[Decoder, Any, Any]:
+        network, optimizer, quantizer = load_student(*args)
         assert isinstance(optimizer, FlatAdamW)
         parts = {"student": network, "block": network.blocks[0], "parameter": network.embed}
         parts |= {"optimizer": optimizer, "gradient": optimizer.grad, "moments": optimizer.adam.mean[0]}
         found.update({name: weakref.ref(part) for name, part in parts.items()})
-        return network, optimizer
+        return network, optimizer, quantizer
 
     def teacher(*args: Any, **options: Any) -> Any:
         network = load_teacher(*args, **options)

@@ -241,6 +241,9 @@ def _plan_text(body: "Plan") -> Iterator[str]:
         rate, is_cpu = body["flops_per_s"], body["config"]["device"] == "cpu"
         speed = f"{rate / 1e9:,.0f} GFLOP/s, measured on this CPU" if is_cpu else f"{rate / 1e12:,.0f} TFLOP/s"
         rows.append(("tokens", f"{format_count(body['tokens'])}, about {format_seconds(body['seconds'])} at {speed}"))
+    if (qat := body["qat"]) is not None:
+        types = (f"{plural(n['tensors'], 'tensor')} as {dtype}" for dtype, n in qat["types"].items())
+        rows.append((f"--qat {qat['preset']}", ", ".join(types)))
     rows.append(("kernels", ", ".join(f"{part} {what}" for part, what in body["kernels"]["used"].items())))
     rows += [
         ("not used", printable(f"{m['feature']}: {m['reason']}; {m['mend']}")) for m in body["kernels"]["not_used"]

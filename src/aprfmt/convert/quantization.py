@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, scopes
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link
 from aprfmt.arch.loaders import needs_head
+from aprfmt.arch.row import Architecture
 from aprfmt.canonical.model import Canonical, from_gguf
 from aprfmt.canonical.sides import links
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float
@@ -195,22 +197,26 @@ def n_matrices(shape: Shape) -> int:
 
 def network_of(c: Canonical) -> PresetContext:
     """The properties of the network that a preset's rules depend on."""
-    kv: Mapping[str, object] = {}
+    drafts = _first(c.hparams.extra.get(scopes.DRAFTS.hf[0])) if from_gguf(c) else 0
     if c.model.convention == "gguf":
-        kv = c.model.metadata
-        word = str(kv.get("general.architecture", ""))
-    elif c.arch is not None:
-        kv = {key: value for key, _, value in hp.to_gguf(c.hparams, c.arch, complete=False, misfits=True)}
-        word = c.arch.gguf
-    else:
-        word = c.hparams.architecture or ""
-    heads = _first(kv.get(f"{word}.attention.head_count", c.hparams.num_heads))
-    n_layers = _first(kv.get(f"{word}.block_count", c.hparams.num_layers))
-    if from_gguf(c) and f"{word}.{scopes.DRAFTS.gguf}" not in kv:
-        n_layers += _first(c.hparams.extra.get(scopes.DRAFTS.hf[0]))
+        return _context(str(c.model.metadata.get("general.architecture", "")), c.model.metadata, c.hparams, drafts)
+    if c.arch is not None:
+        return context_of(c.arch, c.hparams, drafts)
+    return _context(c.hparams.architecture or "", {}, c.hparams, drafts)
+
+
+def context_of(row: Architecture, h: Hyperparams, drafts: int = 0) -> PresetContext:
+    """The same for a network of the architecture `row`; `drafts` are MTP layers that no key of it counts."""
+    kv = {key: value for key, _, value in hp.to_gguf(h, row, complete=False, misfits=True)}
+    return _context(row.gguf, kv, h, drafts)
+
+
+def _context(word: str, kv: Mapping[str, object], h: Hyperparams, drafts: int) -> PresetContext:
+    heads = _first(kv.get(f"{word}.attention.head_count", h.num_heads))
+    n_layers = _first(kv.get(f"{word}.block_count", h.num_layers))
     return PresetContext(
         architecture=word,
-        n_layers=n_layers,
+        n_layers=n_layers + (drafts if f"{word}.{scopes.DRAFTS.gguf}" not in kv else 0),
         n_heads=heads,
         n_kv_heads=_first(kv.get(f"{word}.attention.head_count_kv", heads)),
         n_experts=_first(kv.get(f"{word}.expert_count", 0)),
@@ -343,26 +349,12 @@ def with_apr_names(
     row = c.arch
     if row is None:
         return c, dict(chosen)
-    # `chosen` has GGUF names. A tensor that maps alone to its Hugging Face name keeps its target; tensors connected by
-    # a
-    # link get the target in Hugging Face order if whole rows of blocks can be moved back, else they are
-    # stored under the GGUF name, in the GGUF's order.
+    targets, moved = targets_in_hf_order(row, c.hparams, c.tensors, side, chosen)
     made = {tensor.name: tensor for tensor in side}
-    changed = {name for name, target in chosen.items() if target.dtype != made[name].dtype}
-    targets = {name: target for name, target in chosen.items() if name in c.tensors}
-    moved: dict[str, Link] = {}  # Hugging Face names of tensors that change names
-    for link in links(row, c.hparams, c.tensors):
-        if changed.isdisjoint(link.gguf):
-            continue
-        here = _in_hf_order(link, chosen)
-        targets |= here or {name: chosen[name] for name in link.gguf if name in chosen}
-        moved |= {} if here else dict.fromkeys(link.hf, link)
-        if link.row.pack:
-            extra = {key: value for key, value in c.hparams.extra.items() if key != "quantization_config"}
-            c = replace(c, hparams=replace(c.hparams, extra=extra))
-    # The GGUF has a copy of the embedding as its head; the `.apr` has only the embedding, in the head's type.
-    if needs_head(row.gguf) and names.head(row) not in c.tensors and OUTPUT in chosen:
-        targets[names.embedding(row)] = chosen[OUTPUT]
+    changed = [name for name, target in chosen.items() if target.dtype != made[name].dtype]
+    if any(link.row.pack and set(link.gguf).intersection(changed) for link in links(row, c.hparams, c.tensors)):
+        extra = {key: value for key, value in c.hparams.extra.items() if key != "quantization_config"}
+        c = replace(c, hparams=replace(c.hparams, extra=extra))
     if not moved:
         return c, targets
     tensors: dict[str, CanonicalTensor] = {}
@@ -372,6 +364,37 @@ def with_apr_names(
         else:
             tensors[name] = tensor
     return replace(c, tensors=tensors), targets
+
+
+def targets_in_hf_order(
+    row: Architecture,
+    h: Hyperparams,
+    tensors: Mapping[str, CanonicalTensor],
+    side: Sequence[CanonicalTensor],
+    chosen: Mapping[str, Recoding],
+) -> tuple[dict[str, Recoding], dict[str, Link]]:
+    """The targets of the Hugging Face `tensors`, from the targets `chosen` for the tensors `side` of a GGUF.
+
+    The second dict has the Hugging Face names whose blocks only the order of the GGUF holds: these are stored under
+    their GGUF names, with the targets of those.
+    """
+    # `chosen` speaks of GGUF names. A tensor that stands alone under its Hugging Face name keeps its target; what a
+    # link connects gets the target in Hugging Face order where whole rows of blocks can be moved back, else it is
+    # stored under the GGUF name, in the GGUF's order.
+    made = {tensor.name: tensor for tensor in side}
+    changed = {name for name, target in chosen.items() if target.dtype != made[name].dtype}
+    targets = {name: target for name, target in chosen.items() if name in tensors}
+    moved: dict[str, Link] = {}
+    for link in links(row, h, tensors):
+        if changed.isdisjoint(link.gguf):
+            continue
+        here = _in_hf_order(link, chosen)
+        targets |= here or {name: chosen[name] for name in link.gguf if name in chosen}
+        moved |= {} if here else dict.fromkeys(link.hf, link)
+    # The GGUF holds a copy of the embedding as its head; the `.apr` has the embedding alone, in the head's type.
+    if needs_head(row.gguf) and names.head(row) not in tensors and OUTPUT in chosen:
+        targets[names.embedding(row)] = chosen[OUTPUT]
+    return targets, moved
 
 
 def _in_hf_order(link: Link, chosen: Mapping[str, Recoding]) -> dict[str, Recoding]:

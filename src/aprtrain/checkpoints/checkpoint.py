@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 import torch
@@ -43,7 +44,8 @@ from aprfmt.errors import (
 from aprfmt.formats import apr2_write, apr_metadata
 from aprfmt.formats import open_own as open_model
 from aprfmt.formats.apr2 import FLAGS
-from aprfmt.formats.apr_metadata import FOOTER, FOOTER_KEY
+from aprfmt.formats.apr_metadata import FOOTER, FOOTER_KEY, TRUE_DTYPES_KEY
+from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.inspection.run_report import FILE, METADATA
 from aprfmt.io.crc import crc32_of, crc32_of_range
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
@@ -55,6 +57,7 @@ from aprtrain.features import current, reason_of
 from aprtrain.network.decoder import Decoder, hf_names, hf_parts
 from aprtrain.network.lora import merged
 from aprtrain.optim.adamw import Optimizer, states
+from aprtrain.qat import Quantizer
 
 LINEAGE = "aprfmt.lineage"
 """Metadata key of a checkpoint's lineage: teacher, student, data, configuration, step, tokens, evaluations."""
@@ -90,10 +93,26 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights by Hugging Face name in host memory, separate from the network, in the dtype of the file."""
+    """Weights by Hugging Face name in host memory, separate from the network, as the file has them.
+
+    Attributes:
+        dtype: of all tensors except those stored as blocks.
+        tensors: the values; the bytes of tensors stored as blocks.
+        blocks: GGML type and shape of each tensor that quantization-aware training stores as blocks.
+    """
 
     dtype: str
     tensors: dict[str, Tensor]
+    blocks: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+
+    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Dtype and shape of a tensor."""
+        return self.blocks.get(name) or (self.dtype, tuple(self.tensors[name].shape))
+
+    def out(self) -> list[OutTensor]:
+        """All of them, as a file is to have them."""
+        forms = ((name, *self.form(name)) for name in self.tensors)
+        return [out_tensor(name, dtype, self.tensors[name], shape) for name, dtype, shape in forms]
 
 
 def step_name(step: int) -> str:
@@ -138,12 +157,20 @@ class HostBuffers:
 
 
 def copy_state(
-    optimizer: Optimizer, network: Decoder, dtype: str, host: HostBuffers, *, keeps: bool
+    optimizer: Optimizer,
+    network: Decoder,
+    dtype: str,
+    host: HostBuffers,
+    *,
+    keeps: bool,
+    quantizer: Quantizer | None = None,
 ) -> tuple[Weights, dict[str, Tensor]]:
     """Copies of the live weights in the file's form, LoRA pairs merged, and of the optimizer states. Collective.
 
-    Without `keeps` both are empty: such a process only provides what it owns.
+    Without `keeps` both are empty: such a process only provides what it owns. Raises RunError if blocks cannot hold a
+    weight.
     """
+    blocks = quantizer.types if quantizer is not None else {}
     weights: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
     for key, tensor in states(optimizer):
@@ -152,7 +179,9 @@ def copy_state(
             kind, _, name = key.partition(".")
             if kind == "master" and network.lora is None:
                 for hf, part in hf_parts(network.shape, name, tensor):
-                    weights[hf] = host.copy(f"{dtype} {hf}", part.to(_TORCH[dtype][1]))
+                    is_block = quantizer is not None and hf in blocks
+                    stored = quantizer.encode(hf, part) if is_block and quantizer else part.to(_TORCH[dtype][1])
+                    weights[hf] = host.copy(f"{dtype} {hf}", stored)
     host.wait()
     if keeps and network.lora is not None:
         masters = {key.removeprefix("master."): value for key, value in state.items() if key.startswith("master.")}
@@ -160,7 +189,8 @@ def copy_state(
             weights[hf] = host.copy(f"{dtype} {hf}", part.to(_TORCH[dtype][1]))
         host.wait()
     in_order = {name: weights[name] for name in hf_names(network.shape) if name in weights}
-    return Weights(_TORCH[dtype][0], in_order), state
+    forms = {hf: (blocks[hf], size) for hf, (_, _, size) in hf_names(network.shape).items() if hf in blocks}
+    return Weights(_TORCH[dtype][0], in_order, forms), state
 
 
 def save_model(weights: Weights, identity: ModelIdentity, path: Path, lineage: Mapping[str, object]) -> None:
@@ -169,7 +199,7 @@ def save_model(weights: Weights, identity: ModelIdentity, path: Path, lineage: M
     Before publication it is opened, and its tensors, dimensions and tokenizer are compared with the originals. Raises
     RunError if they differ or a weight is not finite, StorageError.
     """
-    outs = [out_tensor(name, weights.dtype, tensor) for name, tensor in weights.tensors.items()]
+    outs = weights.out()
     if not outs:
         raise RunError("no tensors to save", path=path)
     for name, tensor in weights.tensors.items():
@@ -177,12 +207,15 @@ def save_model(weights: Weights, identity: ModelIdentity, path: Path, lineage: M
             raise RunError(
                 f"a weight is NaN or infinite in {weights.dtype}", tensor=name, hint="save with --save-dtype f32"
             )
-    n_bytes, n_params = sum(out.n_bytes for out in outs), sum(t.numel() for t in weights.tensors.values())
+    n_bytes, n_params = sum(out.n_bytes for out in outs), sum(prod(out.shape) for out in outs)
+    more: dict[str, object] = {LINEAGE: dict(lineage), FOOTER_KEY: FOOTER}
+    if dtypes := apr2_write.true_dtypes(outs):
+        more[TRUE_DTYPES_KEY] = dtypes
     metadata = apr_metadata_with(
-        identity.hparams, identity.tokenizer, identity.origin, {LINEAGE: dict(lineage), FOOTER_KEY: FOOTER},
-        kind="apr", n_bytes=n_bytes, n_params=n_params,
-    )  # fmt: skip
+        identity.hparams, identity.tokenizer, identity.origin, more, kind="apr", n_bytes=n_bytes, n_params=n_params
+    )
     flags = FLAGS["has_vocab"] if identity.tokenizer is not None else 0
+    flags |= FLAGS["quantized"] if weights.blocks else 0
     segments = apr2_write.layout(apr_metadata.dump(metadata), outs, flags=flags)
     layout = FileLayout(path.name, segments, crc_footer=True)
     sums = {name: crc32_of(tensor_bytes(tensor)) for name, tensor in weights.tensors.items()}
@@ -196,7 +229,7 @@ def _compare(file: str, weights: Weights, identity: ModelIdentity, sums: Mapping
         if set(model.tensors) != set(sums):
             raise RunError("the checkpoint on disk does not contain the network's tensors")
         for name, tensor in model.tensors.items():
-            same = tensor.dtype == weights.dtype and tensor.shape == tuple(weights.tensors[name].shape)
+            same = (tensor.dtype, tensor.shape) == weights.form(name)
             if not same or crc32_of_range(tensor.source, tensor.offset, tensor.offset + tensor.n_bytes) != sums[name]:
                 raise RunError("the checkpoint on disk differs from the live weights", tensor=name)
         for size in SIZES:

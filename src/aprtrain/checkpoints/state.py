@@ -32,10 +32,10 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy().data).toreadonly()
 
 
-def out_tensor(name: str, dtype: str, tensor: Tensor) -> OutTensor:
-    """A host tensor as an output tensor."""
+def out_tensor(name: str, dtype: str, tensor: Tensor, shape: tuple[int, ...] | None = None) -> OutTensor:
+    """A host tensor as an output tensor; `shape` is that of the values if `tensor` has bytes."""
     data = tensor_bytes(tensor)
-    return OutTensor(name, dtype, tuple(tensor.shape), len(data), lambda: [data])
+    return OutTensor(name, dtype, shape or tuple(tensor.shape), len(data), lambda: [data])
 
 
 class State(Mapping[str, Tensor]):

@@ -154,6 +154,9 @@ class Optimizer(Protocol):
         The gradient is summed over all processes. Where its norm or the loss is not finite, nothing changes.
         """
 
+    def search_scales(self) -> None:
+        """Rounds the weights of quantization-aware training by the scales that a checkpoint would have."""
+
     def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """(name, values) of every parameter, for one of KINDS; on the device, good until the next is asked for.
 
@@ -225,6 +228,27 @@ class Bucket:
         return world.part(self.of(flat_P))
 
 
+class WeightRounding(Protocol):
+    """What rounds the compute copy of quantization-aware training; see `qat.Quantizer`."""
+
+    @property
+    def alignment(self) -> int:
+        """No part of the flat buffers may begin off its multiples."""
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether rounding with and without `searches` differs."""
+
+    def lay_out(self, slices: Mapping[str, BufferSlice]) -> None:
+        """Learns where the parameters lie."""
+
+    def begin(self, *, searches: bool = False) -> None:
+        """Begins to round all weights anew."""
+
+    def round(self, start: int, master_P: Tensor, compute_P: Tensor) -> None:
+        """Fills a part of the compute copy, from `start` on, where weights are rounded."""
+
+
 class FlatAdamW:
     """An Optimizer whose network is whole in every process; its parameters become views of the compute copy.
 
@@ -234,22 +258,36 @@ class FlatAdamW:
 
     is_sharded = False
 
-    def __init__(self, network: torch.nn.Module, settings: Settings = Settings(), world: World | None = None) -> None:
-        """The network computes in the dtype of its parameters from now on."""
+    def __init__(
+        self,
+        network: torch.nn.Module,
+        settings: Settings = Settings(),
+        world: World | None = None,
+        rounding: WeightRounding | None = None,
+    ) -> None:
+        """The network computes in the dtype of its parameters from now on.
+
+        Its weights are rounded by `rounding` from the first `load` or update on.
+        """
         self._parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
         self.shapes: Mapping[str, tuple[int, ...]] = {n: tuple(p.shape) for n, p in self._parameters.items()}
         first = next(iter(self._parameters.values()))
         self._world = world or World(first.device)
-        self.slices, self._buckets = _laid_out(self.shapes, self._world.size)
+        alignment = max(_ALIGNMENT, rounding.alignment if rounding is not None else 0)
+        self.slices, self._buckets = _laid_out(self.shapes, self._world.size, alignment)
+        if rounding is not None:
+            rounding.lay_out(self.slices)
         end = self._buckets[-1].stop
         self.grad = torch.zeros(end, dtype=torch.float32, device=first.device)
         self._compute = torch.zeros_like(self.grad, dtype=first.dtype)
-        is_one = self._world.size == 1 and first.dtype == torch.float32
+        is_one = self._world.size == 1 and first.dtype == torch.float32 and rounding is None
         self.master = self._compute if is_one else self.grad.new_zeros(end // self._world.size)
         self._masters = list(torch.split(self.master, [(b.stop - b.start) // self._world.size for b in self._buckets]))
         self._arriving: list[Communication] = []
         self.adam = Adam(self._masters, [b.decays for b in self._buckets], settings)
+        self._rounding: WeightRounding | None = None  # the parameters may be NaN still
         self.load("master", lambda name, whole: whole.copy_(self._parameters[name].detach()))
+        self._rounding = rounding
         for name, slice in self.slices.items():
             self._parameters[name].data = slice.of(self._compute)
         for name, parameter in self._parameters.items():
@@ -315,23 +353,39 @@ class FlatAdamW:
         alone = self._world.size == 1 and self._compute is not self.master
         copies = [bucket.of(self._compute) for bucket in self._buckets] if alone else ()
         self.adam.update(self._masters, grads, lr, norm, loss, copies)
-        if not alone:
-            self._publish()
+        self._publish(is_copied=alone)
         return norm
 
-    def _publish(self) -> None:
-        """Gives the network the master weights as they are now."""
-        if self._world.size > 1:
-            _wait(self._arriving)
-            self._arriving = self._gathering(self._masters, self._compute)
-        elif self._compute is not self.master:
-            self._compute.copy_(self.master)
+    @torch.no_grad()
+    def search_scales(self) -> None:
+        """Rounds the weights by the scales of the codec. See Optimizer."""
+        if self._rounding is not None and self._rounding.is_searched:
+            self._publish(searches=True)
 
-    def _gathering(self, pieces: Sequence[Tensor], whole_P: Tensor) -> list[Communication]:
+    def _publish(self, *, is_copied: bool = False, searches: bool = False) -> None:
+        """Gives the network the master weights as they are now; `is_copied` where only rounding is left to do."""
+        _wait(self._arriving)
+        if self._rounding is not None:
+            self._rounding.begin(searches=searches)
+        if self._compute is not self.master:
+            self._arriving = self._gathering(self._masters, self._compute, self._rounding, is_copied=is_copied)
+
+    def _gathering(
+        self,
+        pieces: Sequence[Tensor],
+        whole_P: Tensor,
+        rounding: WeightRounding | None = None,
+        *,
+        is_copied: bool = False,
+    ) -> list[Communication]:
         """Begins to bring together what each process owns."""
         works = list[Communication]()
         for bucket, piece in zip(self._buckets, pieces, strict=True):
-            bucket.own(whole_P, self._world).copy_(piece)
+            own = bucket.own(whole_P, self._world)
+            if not is_copied:
+                own.copy_(piece)
+            if rounding is not None:
+                rounding.round(bucket.start + self._world.rank * len(own), piece, own)
             if self._world.size > 1:
                 works.append(self._world.all_gather(bucket.of(whole_P)))
         return works
@@ -353,7 +407,7 @@ class FlatAdamW:
         for bucket, piece in zip(self._buckets, self.adam.of(kind, self._masters), strict=True):
             piece.copy_(bucket.own(self.grad, self._world))
         if kind == "master":
-            self._publish()
+            self._publish(searches=True)
 
 
 def _wait(works: list[Communication]) -> None:
@@ -369,7 +423,9 @@ def global_norm(own: Tensor, world: World) -> Tensor:
     return square.sqrt()
 
 
-def _laid_out(shapes: Mapping[str, tuple[int, ...]], n: int) -> tuple[dict[str, BufferSlice], list[Bucket]]:
+def _laid_out(
+    shapes: Mapping[str, tuple[int, ...]], n: int, alignment: int = _ALIGNMENT
+) -> tuple[dict[str, BufferSlice], list[Bucket]]:
     """Slices and buckets for n processes; without others nothing is sent, and two buckets do."""
     slices, buckets, end = dict[str, BufferSlice](), list[Bucket](), 0
     for decays in (True, False):
@@ -378,9 +434,9 @@ def _laid_out(shapes: Mapping[str, tuple[int, ...]], n: int) -> tuple[dict[str, 
         for name in some:
             slices[name] = BufferSlice(end, shapes[name])
             names.append(name)
-            end += _up(math.prod(shapes[name]), _ALIGNMENT)
+            end += _up(math.prod(shapes[name]), alignment)
             if name == some[-1] or (n > 1 and end - start >= _BUCKET):
-                end = start + _up(end - start, _ALIGNMENT * n)
+                end = start + _up(end - start, alignment * n)
                 buckets.append(Bucket(start, end, decays, frozenset(names)))
                 start, names = end, []
     return slices, buckets
@@ -460,6 +516,9 @@ class ShardedAdamW:
 
     def sync_next_backward(self) -> None:
         """FSDP sums every micro-batch by itself."""
+
+    def search_scales(self) -> None:
+        """Its weights are never rounded."""
 
     def _grad(self, name: str, own: Tensor) -> Tensor:
         """This process's rows of the summed gradient."""

@@ -103,8 +103,8 @@ def test_a_difference_between_file_and_live_weights_keeps_the_file_from_appearin
 ) -> None:
     weights = train_runs.snapshot(decoder.hf_tensors(), "bf16")
 
-    def damaged(name: str, dtype: str, tensor: torch.Tensor) -> Any:
-        return out_tensor(name, dtype, tensor * 0 if name == "model.layers.0.mlp.up_proj.weight" else tensor)
+    def damaged(name: str, dtype: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> Any:
+        return out_tensor(name, dtype, tensor * 0 if name == "model.layers.0.mlp.up_proj.weight" else tensor, shape)
 
     monkeypatch.setattr(checkpoint, "out_tensor", damaged)
     with pytest.raises(RunError) as caught:

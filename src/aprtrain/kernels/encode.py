@@ -1,0 +1,186 @@
+"""Float32 weights to GGML blocks and back, on the device of the weights, for quantization-aware training.
+
+`encode` gives the bytes of aprfmt's codec (`codecs.ggml.encode`, llama.cpp's ggml-quants.c), and `round_trip` the
+values that those bytes decode to. On CUDA one Triton kernel a type does it; elsewhere the same arithmetic in torch.
+Each operation is rounded to float32 by itself: a fused multiply-add would give other codes.
+
+Shape suffixes: P values in order, B blocks (or the groups of a block that have a scale each), E values of one, C bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aprfmt.codecs.dtypes import DTYPES, Dtype
+from aprfmt.errors import UsageError
+from aprtrain.features import current, importable
+
+ENCODED = ("Q4_0", "Q8_0", "NVFP4", "MXFP4")
+"""The types that are encoded on the device."""
+
+_PIECE = 1 << 20
+"""Values at a time in torch, which makes a dozen temporary tensors of as many."""
+
+_BELOW_HALF = 0.49999997
+"""The largest float32 below 0.5: added before truncation, it rounds halves away from zero, and only them."""
+
+_E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+"""Twice the values of a float of 2 bits of exponent and 1 of mantissa."""
+
+
+class Encoded(NamedTuple):
+    """Blocks of one type.
+
+    Attributes:
+        scale_BC: the stored bytes of the scale, uint8.
+        codes_BC: the stored bytes of the codes, uint8.
+        values_BE: what they decode to, float32.
+    """
+
+    scale_BC: Tensor
+    codes_BC: Tensor
+    values_BE: Tensor
+
+
+def encode(dtype: str, values_P: Tensor) -> Tensor:
+    """Finite float32 values, whole blocks of `dtype` (one of ENCODED), as its bytes: uint8 on the same device."""
+    row = _check(dtype, values_P)
+    out = values_P.new_empty(values_P.numel() // row.block * row.block_bytes, dtype=torch.uint8)
+    if uses_triton(values_P.device):
+        from aprtrain.kernels.encode_triton import launch
+
+        launch(dtype, values_P, out)
+        return out
+    done = 0
+    for piece_P in torch.split(values_P, _PIECE):
+        found = _ENCODERS[dtype](piece_P.view(-1, GROUPS[dtype]))
+        # NVFP4 has four scales before the codes of its four groups.
+        parts = [part_BC.reshape(piece_P.numel() // row.block, -1) for part_BC in found[:2]]
+        stored = torch.cat(parts, 1).view(-1)
+        out[done : done + stored.numel()] = stored
+        done += stored.numel()
+    return out
+
+
+def round_trip(dtype: str, values_P: Tensor, out_P: Tensor) -> None:
+    """Fills `out_P`, float32 or bfloat16, with what `encode` of `values_P` decodes to; never waits for a GPU."""
+    _check(dtype, values_P)
+    if out_P.shape != values_P.shape or not out_P.is_contiguous():
+        raise UsageError(f"{list(values_P.shape)} values need a contiguous target, not {list(out_P.shape)}")
+    if uses_triton(values_P.device):
+        from aprtrain.kernels.encode_triton import launch
+
+        launch(dtype, values_P, out_P)
+        return
+    for piece_P, target_P in zip(torch.split(values_P, _PIECE), torch.split(out_P, _PIECE), strict=True):
+        found = _ENCODERS[dtype](piece_P.view(-1, GROUPS[dtype]))
+        target_P.copy_(found.values_BE.view(-1))
+
+
+def uses_triton(device: torch.device) -> bool:
+    """Whether the kernels encode on `device`; notes what does."""
+    fused = device.type == "cuda" and current().check("triton", importable("triton"))
+    current().use("quantization", "Triton" if fused else "torch")
+    return fused
+
+
+def _check(dtype: str, values_P: Tensor) -> Dtype:
+    row = DTYPES[dtype]
+    if values_P.dtype != torch.float32 or values_P.ndim != 1 or not values_P.is_contiguous():
+        raise UsageError(f"{dtype} is made of contiguous float32 values, not of {values_P.dtype}")
+    if values_P.numel() % row.block:
+        raise UsageError(f"{dtype} stores blocks of {row.block} values, which do not divide {values_P.numel()}")
+    return row
+
+
+# --- in torch ---
+
+
+def _bytes_of(scale_B1: Tensor) -> Tensor:
+    """F16 as two bytes."""
+    return scale_B1.contiguous().view(torch.uint8)
+
+
+def _nibbles(codes_BE: Tensor) -> Tensor:
+    """4-bit codes: the first half of a group in the low halves of its bytes, the second half in the high ones."""
+    low, high = codes_BE.to(torch.uint8).chunk(2, 1)
+    return low | high << 4
+
+
+def _inverse(scale_B1: Tensor) -> Tensor:
+    """1 / scale; infinite where the scale is too small, 0 where it is 0."""
+    return torch.where(scale_B1 == 0, 0, 1 / scale_B1)
+
+
+def _q4_0(x_BE: Tensor) -> Encoded:
+    """Codes 0 .. 15 are -8 .. 7 times d; the first of the values farthest from zero gets -8."""
+    farthest_B1 = x_BE.gather(1, x_BE.abs().argmax(1, keepdim=True)) + 0.0
+    d_B1 = farthest_B1 / -8
+    codes_BE = x_BE * _inverse(d_B1) + 8.5
+    codes_BE = codes_BE.where(codes_BE.isfinite(), 0).trunc_().clamp_(max=15)
+    half_B1 = d_B1.half()
+    return Encoded(_bytes_of(half_B1), _nibbles(codes_BE), (codes_BE - 8) * half_B1.float())
+
+
+def _q8_0(x_BE: Tensor) -> Encoded:
+    """Codes -127 .. 127 times d, halves away from zero."""
+    d_B1 = x_BE.abs().amax(1, keepdim=True) / 127
+    inverse_B1 = _inverse(d_B1)
+    codes_BE = x_BE * inverse_B1.where(inverse_B1.isfinite(), 0)
+    codes_BE += torch.full((), _BELOW_HALF, device=x_BE.device).copysign(codes_BE)
+    codes_BE.trunc_()
+    half_B1 = d_B1.half()
+    return Encoded(_bytes_of(half_B1), codes_BE.to(torch.int8).view(torch.uint8), codes_BE * half_B1.float())
+
+
+def _nearest(x_BE: Tensor, half_B1: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes of 4-bit floats, each the first of the nearest, and their values; `half_B1` is half the scale."""
+    size_BE = x_BE.abs()
+    best_BE, index_BE = size_BE.clone(), torch.zeros_like(x_BE, dtype=torch.uint8)
+    value_BE = torch.zeros_like(x_BE)
+    for i, known in enumerate(_E2M1[1:], 1):
+        known_B1 = half_B1 * known
+        error_BE = (known_B1 - size_BE).abs_()
+        closer_BE = error_BE < best_BE
+        best_BE = torch.where(closer_BE, error_BE, best_BE)
+        index_BE.masked_fill_(closer_BE, i)
+        value_BE = torch.where(closer_BE, known_B1, value_BE)
+    negative_BE = x_BE.signbit() & (index_BE != 0)
+    return index_BE | negative_BE.to(torch.uint8) << 3, torch.where(negative_BE, -value_BE, value_BE)
+
+
+def _nvfp4(x_BE: Tensor) -> Encoded:
+    """Groups of 16 under an unsigned e4m3 float, which brings the largest value to 6; from 248 on it is 448."""
+    scale_B1 = (x_BE.abs().amax(1, keepdim=True) / 6).clamp_(max=448)
+    bits_B1 = scale_B1.view(torch.int32)
+    exponent_B1 = (bits_B1 >> 23) - 120
+    # The mantissa rounded to 3 bits; a carry goes into the exponent by itself.
+    normal_B1 = (exponent_B1 << 3) + (bits_B1 >> 20 & 7) + (bits_B1 >> 19 & 1)
+    normal_B1 = normal_B1.where(normal_B1 < 0x78, 0x7E)
+    small_B1 = (scale_B1 * 512 + 0.5).clamp_(max=7).to(torch.int32)
+    code_B1 = torch.where(exponent_B1 <= 0, small_B1, normal_B1)
+    exponent_B1, mantissa_B1 = code_B1 >> 3, code_B1 & 7
+    normal_B1 = (exponent_B1 + 119 << 23 | mantissa_B1 << 20).view(torch.float32)
+    half_B1 = torch.where(exponent_B1 > 0, normal_B1, mantissa_B1 * 2.0**-10)
+    codes_BE, values_BE = _nearest(x_BE, half_B1)
+    return Encoded(code_B1.to(torch.uint8), _nibbles(codes_BE), values_BE)
+
+
+def _mxfp4(x_BE: Tensor) -> Encoded:
+    """Groups of 32 under a power of two, that of the largest value less two; its logarithm is rounded to float32."""
+    most_B1 = x_BE.abs().amax(1, keepdim=True)
+    power_B1 = most_B1.double().log2_().float().floor_().clamp_(min=-149).to(torch.int32) + 125
+    code_B1 = power_B1.where(most_B1 > 0, 0) & 255  # wraps below 2^-125, as in C
+    bits_B1 = torch.where(code_B1 < 2, 0x00200000 << code_B1.clamp(max=1), code_B1 - 1 << 23)
+    codes_BE, values_BE = _nearest(x_BE, bits_B1.to(torch.int32).view(torch.float32))
+    return Encoded(code_B1.to(torch.uint8), _nibbles(codes_BE), values_BE)
+
+
+GROUPS = {"Q4_0": 32, "Q8_0": 32, "NVFP4": 16, "MXFP4": 32}
+"""Values under one scale."""
+
+_ENCODERS: dict[str, Callable[[Tensor], Encoded]] = {"Q4_0": _q4_0, "Q8_0": _q8_0, "NVFP4": _nvfp4, "MXFP4": _mxfp4}

@@ -1,0 +1,265 @@
+"""Quantization-aware training: the network computes with weights that the codecs of the export encode and decode.
+
+The float32 master weights stay as they are, and the gradient of what a block decodes to is taken for that of the weight
+(straight-through estimator; Bengio et al. 2013, arXiv:1308.3432). Which tensor gets which type is decided by the preset
+that `apr quantize` would use. Scales follow the codec's own rule: at every step where the codec runs on the device
+(`kernels.encode`); for the others, K-quants above all, whose search only libggml has, every `--qat-every` steps and
+before each evaluation and checkpoint. In between, codes are rounded anew under the scales last found.
+
+Checkpoints contain the blocks themselves, so an export changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aprfmt.canonical.row_mapping import BufferedTensor
+from aprfmt.canonical.sides import gguf_side
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.codecs import affine, ggml
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.convert.presets import QuantizationPreset, QuantizeOverrides, choose, find_preset, uniform_preset, unknown
+from aprfmt.convert.quantization import Recoding, context_of, targets_in_hf_order
+from aprfmt.errors import RefusedError, UnsupportedError
+from aprfmt.io.system import n_processors
+from aprfmt.types import Array
+from aprtrain.kernels import encode as kernels
+from aprtrain.network.decoder import hf_names
+from aprtrain.network.weights import NetworkSource
+from aprtrain.optim.adamw import BufferSlice
+
+UNIFORM = ("nvfp4", "mxfp4")
+"""Types without a preset of their own: `apr quantize --pure` writes every matrix as one of them."""
+
+SEARCHED = ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+"""Types that only the codec on the host encodes."""
+
+_PRESETS = "q4_0, q8_0, q4_k_m, q5_k_m, q6_k, nvfp4 or mxfp4"
+_PIECE = 1 << 20
+"""Values that a thread of the host encodes at a time."""
+
+
+def qat_preset(name: str) -> tuple[QuantizationPreset, QuantizeOverrides]:
+    """The preset `name` and its options. Raises UsageError for an unknown one."""
+    if name.lower() in UNIFORM and (uniform := uniform_preset(name.upper())) is not None:
+        return uniform, QuantizeOverrides(pure=True)
+    found = find_preset(name)
+    if found is None:
+        raise unknown(name, *UNIFORM)
+    return found, QuantizeOverrides()
+
+
+def types_of(network: NetworkSource, name: str) -> dict[str, str]:
+    """The GGML type of each tensor that the preset `name` quantizes, by Hugging Face name.
+
+    Raises UsageError for an unknown preset, RefusedError for rows that blocks do not divide, UnsupportedError for types
+    without training support and tensors whose rows are not those of the GGUF.
+    """
+    preset, overrides = qat_preset(name)
+    names = hf_names(network.shape)
+    floats = {hf: CanonicalTensor(hf, (BufferedTensor(hf, "F32", size, list),)) for hf, (_, _, size) in names.items()}
+    side = gguf_side(network.arch, network.hparams, floats)
+    chosen = choose({t.name: t.shape for t in side}, preset, context_of(network.arch, network.hparams), overrides)
+    shapes = {tensor.name: tensor.shape for tensor in side}
+    for tensor, dtype in chosen.items():
+        if dtype == "F16":
+            block = DTYPES[preset.dtype].block
+            raise RefusedError(
+                f"--qat {name}: rows of {shapes[tensor][-1]} values are not a multiple of {min(block, 32)}",
+                path=network.path, tensor=tensor, hint="apr quantize would store the tensor as F16",
+            )  # fmt: skip
+        if dtype not in (*kernels.ENCODED, *SEARCHED):
+            raise UnsupportedError(f"--qat cannot train into {dtype}", tensor=tensor, hint=f"use {_PRESETS}")
+    if not chosen:
+        raise RefusedError(f"--qat {name}: no tensor of the model is quantized", path=network.path)
+    targets = {tensor: Recoding(dtype) for tensor, dtype in chosen.items()}
+    found, moved = targets_in_hf_order(network.arch, network.hparams, floats, side, targets)
+    if moved:
+        raise UnsupportedError(
+            f"--qat does not support {network.shape.architecture}: a GGUF stores blocks across the rows of a tensor",
+            path=network.path, tensor=next(iter(moved)),
+        )  # fmt: skip
+    return {hf: target.dtype for hf, target in found.items()}
+
+
+class QatSummary(TypedDict):
+    """Preset of a run, and number of tensors and parameters of each type; JSON data."""
+
+    preset: str
+    types: dict[str, dict[str, int]]
+
+
+def summarize(network: NetworkSource, preset: str, types: Mapping[str, str]) -> QatSummary:
+    """What --plan and the log show."""
+    found: dict[str, dict[str, int]] = {}
+    for hf, dtype in types.items():
+        row = found.setdefault(dtype, {"tensors": 0, "parameters": 0})
+        row["tensors"] += 1
+        row["parameters"] += prod(hf_names(network.shape)[hf][2])
+    return {"preset": preset, "types": found}
+
+
+def grid_bytes(network: NetworkSource, types: Mapping[str, str]) -> int:
+    """Bytes of the scales that are kept between two searches."""
+    sizes = {hf: prod(size) for hf, (_, _, size) in hf_names(network.shape).items()}
+    return sum(8 * sizes[hf] // _GROUPS[dtype] for hf, dtype in types.items() if dtype in SEARCHED)
+
+
+# --- scales that are kept ---
+
+_GROUPS = {"Q4_1": 32, "Q5_0": 32, "Q5_1": 32, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
+_TOPS = {"Q4_1": 15, "Q5_0": 31, "Q5_1": 31, "Q4_K": 15, "Q5_K": 31, "Q6_K": 63}
+"""Values under one scale; the largest code, of which a value is scale * code + bias."""
+
+
+class Grid(NamedTuple):
+    """Scale and bias of each group of a stretch, float32 [groups, 1], and the largest code."""
+
+    scale_B1: Tensor
+    bias_B1: Tensor
+    top: int
+
+    def round(self, values_P: Tensor, out_P: Tensor) -> None:
+        """Fills `out_P` with the values nearest to `values_P` under these scales; halves go to the even code."""
+        x_BE = values_P.view(len(self.scale_B1), -1)
+        inverse_B1 = torch.where(self.scale_B1 == 0, 0, 1 / self.scale_B1)
+        code_BE = ((x_BE - self.bias_B1) * inverse_B1).round_().clamp_(0, self.top)
+        out_P.copy_((code_BE * self.scale_B1 + self.bias_B1).view(-1))
+
+
+def grid_of(dtype: str, stored: Array, device: torch.device) -> Grid:
+    """The scales in blocks, uint8, of one of SEARCHED."""
+    if dtype in affine.BITS_OF_BLOCKS:
+        _, scale, bias = affine.read_blocks(dtype, stored.data)
+    elif dtype == "Q6_K":
+        blocks = stored.reshape(-1, DTYPES[dtype].block_bytes)
+        d = blocks[:, 208:].copy().view("<f2").astype("f4")
+        scale = d * blocks[:, 192:208].view("i1").astype("f4")
+        bias = scale * np.float32(-32)
+    else:
+        blocks = stored.reshape(-1, DTYPES[dtype].block_bytes)
+        halves = blocks[:, :4].copy().view("<f2").astype("f4")
+        scale, least = (part.astype("f4") for part in _six_bits(blocks[:, 4:16]))
+        scale, bias = scale * halves[:, :1], least * -halves[:, 1:]
+
+    def upload(part: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(part).reshape(-1, 1)).to(device)
+
+    return Grid(upload(scale), upload(bias), _TOPS[dtype])
+
+
+def _six_bits(packed: Array) -> tuple[Array, Array]:
+    """Eight scales and eight minima of 6 bits from the 12 bytes of a Q4_K or Q5_K block, each uint8 [blocks, 8]."""
+    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scale = np.concatenate((first & 63, third & 15 | first >> 6 << 4), axis=1)
+    return scale, np.concatenate((second & 63, third >> 4 | second >> 6 << 4), axis=1)
+
+
+# --- the weights of a run ---
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Neighbouring values of the flat buffers in blocks of one type: from `start` to before `stop`."""
+
+    start: int
+    stop: int
+    dtype: str
+
+
+@dataclass
+class Quantizer:
+    """Rounds the weights that a student computes with, and encodes those that a checkpoint stores.
+
+    Attributes:
+        network: the student.
+        types: the GGML type of each quantized tensor, by Hugging Face name.
+        every: updates between two searches for scales.
+    """
+
+    network: NetworkSource
+    types: Mapping[str, str]
+    every: int
+    _stretches: list[Stretch] = field(default_factory=list)
+    _grids: dict[int, Grid] = field(default_factory=dict)
+    _age: int = 0
+    _searches: bool = True
+
+    @property
+    def alignment(self) -> int:
+        """Values of the largest block: no part of a buffer may begin within one."""
+        return max(DTYPES[dtype].block for dtype in self.types.values())
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether some scales are searched every few updates only."""
+        return any(dtype in SEARCHED for dtype in self.types.values())
+
+    def lay_out(self, slices: Mapping[str, BufferSlice]) -> None:
+        """Learns where the parameters lie in the flat buffers, whose padding is zero."""
+        places = []
+        for hf, (parameter, first, size) in hf_names(self.network.shape).items():
+            if hf in self.types:
+                start = slices[parameter].start + first * (size[-1] if len(size) > 1 else 1)
+                places.append(Stretch(start, start + prod(size), self.types[hf]))
+        self._stretches = []
+        for place in sorted(places, key=lambda place: place.start):
+            last = self._stretches[-1] if self._stretches else None
+            if last is not None and last.dtype == place.dtype and place.start - last.stop < self.alignment:
+                self._stretches[-1] = Stretch(last.start, place.stop, last.dtype)
+            else:
+                self._stretches.append(place)
+
+    def begin(self, *, searches: bool = False) -> None:
+        """Begins to round all weights anew; whether or not it is their turn, `searches` looks for the best scales."""
+        self._searches = searches or self._age % self.every == 0
+        self._age = 1 if self._searches else self._age + 1
+
+    def round(self, start: int, master_P: Tensor, compute_P: Tensor) -> None:
+        """Rounds a part of the flat buffers from `start` on: `master_P` float32, to the network's `compute_P`."""
+        for stretch in self._stretches:
+            first, last = max(stretch.start, start), min(stretch.stop, start + len(master_P))
+            if first >= last:
+                continue
+            values_P, out_P = (whole[first - start : last - start] for whole in (master_P, compute_P))
+            if stretch.dtype in kernels.ENCODED:
+                kernels.round_trip(stretch.dtype, values_P, out_P)
+            elif self._searches:
+                stored = encode_on_host(stretch.dtype, values_P)
+                self._grids[first] = grid_of(stretch.dtype, stored, values_P.device)
+                out_P.copy_(torch.from_numpy(ggml.decode(stretch.dtype, stored)))
+            else:
+                self._grids[first].round(values_P, out_P)
+
+    def encode(self, hf: str, values: Tensor) -> Tensor:
+        """The blocks of a tensor, uint8, on its device or in main memory. Raises RefusedError for NaN and infinity."""
+        dtype, values_P = self.types[hf], values.reshape(-1)
+        if dtype in kernels.ENCODED:
+            return kernels.encode(dtype, values_P)
+        return torch.from_numpy(encode_on_host(dtype, values_P))
+
+    def describe(self) -> str:
+        """One line of the log."""
+        counts = Counter(self.types.values())
+        return ", ".join(f"{n} tensors as {dtype}" for dtype, n in counts.items())
+
+
+def encode_on_host(dtype: str, values_P: Tensor) -> Array:
+    """Blocks, uint8, by aprfmt's codec, in all threads. Raises RefusedError for NaN and infinity."""
+    values = values_P.detach().cpu().numpy()
+
+    def pieces() -> Iterator[Array]:
+        with ThreadPoolExecutor(n_processors()) as pool:
+            starts = range(0, values.size, _PIECE)
+            yield from pool.map(lambda at: ggml.encode(dtype, values[at : at + _PIECE], start=at), starts)
+
+    return np.concatenate([*pieces()])
