@@ -131,9 +131,18 @@ def _n_tokens_from_gguf(value: object, scope: Scope) -> object:
 
 def _n_tokens_to_gguf(value: object, scope: Scope) -> None:
     rows, vocab = as_int(value, scope.name), scope.h.vocab_size
-    if scope.config("hidden_size_per_layer_input") and rows is not None and vocab is not None and rows > vocab:
+    if not scope.config("hidden_size_per_layer_input") or rows is None or vocab is None:
+        return
+    if rows > vocab:
         raise RefusedError(f"{scope.name} is {rows}: llama.cpp's {scope.row.gguf} supports at most the vocabulary "
             f"size, {vocab}")
+    if rows < min(vocab, _LEAST_ROWS):
+        raise RefusedError(f"{scope.name} is {rows} of {vocab} tokens: transformers gives the other tokens the row of "
+            f"token 0, llama.cpp's {scope.row.gguf} zeros")
+
+
+_LEAST_ROWS = 256
+"""Tokens that any vocabulary of bytes has: with fewer rows for each layer, ordinary texts have tokens without one."""
 
 
 _KV_LAYERS, _SPARSE_LAYERS, _SPARSITY = 20, 10, 0.95
