@@ -73,6 +73,13 @@ _LAZY = {
     "PushReport": "aprfmt.publishing.push",
     "run": "aprfmt.api",
     "RunResult": "aprfmt.running.generate",
+    "shard": "aprfmt.api",
+    "tensors": "aprfmt.inspection.tensor_list",
+    "TensorList": "aprfmt.inspection.tensor_list",
+    "architectures": "aprfmt.inspection.architecture_list",
+    "distill": "aprtrain.api",
+    "pretrain": "aprtrain.api",
+    "resume": "aprtrain.api",
     "runs": "aprfmt.inspection.runs",
     "Runs": "aprfmt.inspection.runs",
     "embed": "aprfmt.api",
@@ -108,16 +115,19 @@ __all__ = [
     "StampReport",
     "TeacherReport",
     "Tensor",
+    "TensorList",
     "Tree",
     "Validation",
     "Vocabulary",
     "__version__",
+    "architectures",
     "bench",
     "canonicalize_aliases",
     "convert_model",
     "data",
     "detect",
     "diff",
+    "distill",
     "doctor",
     "dump_metadata",
     "embed",
@@ -138,20 +148,24 @@ __all__ = [
     "merge_imatrix",
     "merge_models",
     "open",
+    "pretrain",
     "prune_model",
     "push",
     "qa",
     "quantize_model",
     "read_v1",
     "report",
+    "resume",
     "rewrite_file",
     "run",
     "runs",
     "save_file",
     "sbom",
+    "shard",
     "sign",
     "stamp",
     "teacher",
+    "tensors",
     "tree",
     "validate",
     "verify",
@@ -160,7 +174,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from aprfmt.api import bench, data, embed, lint, lint_rules, qa, report, run, validate
+    from aprfmt.api import bench, data, embed, lint, lint_rules, qa, report, run, shard, validate
     from aprfmt.codecs.recode import encode
     from aprfmt.convert.api import convert_model, export_model, import_model
     from aprfmt.convert.merge_adapters import extract_adapter, merge_adapter
@@ -176,12 +190,14 @@ if TYPE_CHECKING:
     from aprfmt.formats.apr2_write import rewrite as rewrite_file
     from aprfmt.formats.apr_metadata import canonicalize_aliases
     from aprfmt.formats.apr_metadata import dump as dump_metadata
+    from aprfmt.inspection.architecture_list import architectures
     from aprfmt.inspection.comparison import Comparison
     from aprfmt.inspection.describe import Inspection, inspect
     from aprfmt.inspection.diff import diff
     from aprfmt.inspection.hex.run import HexDump, hex
     from aprfmt.inspection.lint.run import Lint
     from aprfmt.inspection.runs import Runs, runs
+    from aprfmt.inspection.tensor_list import TensorList, tensors
     from aprfmt.inspection.tree import Tree, tree
     from aprfmt.inspection.validate import Validation
     from aprfmt.inspection.vocabulary import Vocabulary, vocab
@@ -201,7 +217,7 @@ if TYPE_CHECKING:
     from aprfmt.running.quantize import quantize_model
     from aprfmt.running.teacher import TeacherReport
     from aprfmt.texts.summary import DataReport
-    from aprtrain.api import evaluate, teacher
+    from aprtrain.api import distill, evaluate, pretrain, resume, teacher
 
 
 def __getattr__(name: str) -> object:
@@ -211,12 +227,12 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
     from types import FunctionType
 
-    from aprfmt.errors import memory_errors
+    from aprfmt.errors import memory_errors, worded_errors
 
     module, _, other = place.partition(":")
     value: object = getattr(import_module(module), other or name)
     if isinstance(value, FunctionType):
-        value = memory_errors(value)
+        value = worded_errors(memory_errors(value))
     globals()[name] = value
     return value
 

@@ -70,10 +70,11 @@ def run(arguments: list[str]) -> int:
     """Runs one command line and returns its exit code; prints whatever went wrong, never a traceback."""
     from aprfmt.cli.failures import catch_signals, is_panic, report
     from aprfmt.cli.output import out
-    from aprfmt.errors import Terminated
+    from aprfmt.errors import Terminated, python_words, set_hint_words
     from aprfmt.trust.signature import REQUIRED_SIGNER
 
     out.configure(arguments)
+    set_hint_words(None)
     signer = os.environ.get(REQUIRED_SIGNER)
     try:
         with catch_signals():
@@ -85,6 +86,7 @@ def run(arguments: list[str]) -> int:
             raise
         return report(error)
     finally:
+        set_hint_words(python_words)
         if signer is not None:
             os.environ[REQUIRED_SIGNER] = signer
         else:
