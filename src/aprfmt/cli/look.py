@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import aprfmt
-from aprfmt import formats
 from aprfmt.cli.ci import JunitOption, SarifOption, ci_reports
 from aprfmt.cli.complete import complete_architecture
 from aprfmt.cli.inspect_text import show
