@@ -121,7 +121,7 @@ _TOPS = {"Q4_1": 15, "Q5_0": 31, "Q5_1": 31, "Q4_K": 15, "Q5_K": 31, "Q6_K": 63}
 """Values under one scale; the largest code, of which a value is scale * code + bias."""
 
 
-class Grid(NamedTuple):
+class ScaleGrid(NamedTuple):
     """Scale and bias of each group of a stretch, float32 [groups, 1], and the largest code."""
 
     scale_B1: Tensor
@@ -136,7 +136,7 @@ class Grid(NamedTuple):
         out_P.copy_((code_BE * self.scale_B1 + self.bias_B1).view(-1))
 
 
-def grid_of(dtype: str, stored: Array, device: torch.device) -> Grid:
+def grid_of(dtype: str, stored: Array, device: torch.device) -> ScaleGrid:
     """The scales in blocks, uint8, of one of SEARCHED."""
     if dtype in affine.BITS_OF_BLOCKS:
         _, scale, bias = affine.read_blocks(dtype, stored.data)
@@ -154,7 +154,7 @@ def grid_of(dtype: str, stored: Array, device: torch.device) -> Grid:
     def upload(part: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(part).reshape(-1, 1)).to(device)
 
-    return Grid(upload(scale), upload(bias), _TOPS[dtype])
+    return ScaleGrid(upload(scale), upload(bias), _TOPS[dtype])
 
 
 def _six_bits(packed: Array) -> tuple[Array, Array]:
@@ -190,7 +190,7 @@ class Quantizer:
     types: Mapping[str, str]
     every: int
     _stretches: list[Stretch] = field(default_factory=list)
-    _grids: dict[int, Grid] = field(default_factory=dict)
+    _grids: dict[int, ScaleGrid] = field(default_factory=dict)
     _age: int = 0
     _searches: bool = True
 

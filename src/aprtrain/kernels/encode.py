@@ -32,7 +32,7 @@ _E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 """Twice the values of a float of 2 bits of exponent and 1 of mantissa."""
 
 
-class Encoded(NamedTuple):
+class EncodedBlocks(NamedTuple):
     """Blocks of one type.
 
     Attributes:
@@ -53,7 +53,7 @@ def encode(dtype: str, values_P: Tensor) -> Tensor:
     if uses_triton(values_P.device):
         from aprtrain.kernels.encode_triton import launch
 
-        launch(dtype, values_P, out)
+        launch(dtype, values_P, out, GROUPS[dtype])
         return out
     done = 0
     for piece_P in torch.split(values_P, _PIECE):
@@ -74,7 +74,7 @@ def round_trip(dtype: str, values_P: Tensor, out_P: Tensor) -> None:
     if uses_triton(values_P.device):
         from aprtrain.kernels.encode_triton import launch
 
-        launch(dtype, values_P, out_P)
+        launch(dtype, values_P, out_P, GROUPS[dtype])
         return
     for piece_P, target_P in zip(torch.split(values_P, _PIECE), torch.split(out_P, _PIECE), strict=True):
         found = _ENCODERS[dtype](piece_P.view(-1, GROUPS[dtype]))
@@ -116,17 +116,17 @@ def _inverse(scale_B1: Tensor) -> Tensor:
     return torch.where(scale_B1 == 0, 0, 1 / scale_B1)
 
 
-def _q4_0(x_BE: Tensor) -> Encoded:
+def _q4_0(x_BE: Tensor) -> EncodedBlocks:
     """Codes 0 .. 15 are -8 .. 7 times d; the first of the values farthest from zero gets -8."""
     farthest_B1 = x_BE.gather(1, x_BE.abs().argmax(1, keepdim=True)) + 0.0
     d_B1 = farthest_B1 / -8
     codes_BE = x_BE * _inverse(d_B1) + 8.5
     codes_BE = codes_BE.where(codes_BE.isfinite(), 0).trunc_().clamp_(max=15)
     half_B1 = d_B1.half()
-    return Encoded(_bytes_of(half_B1), _nibbles(codes_BE), (codes_BE - 8) * half_B1.float())
+    return EncodedBlocks(_bytes_of(half_B1), _nibbles(codes_BE), (codes_BE - 8) * half_B1.float())
 
 
-def _q8_0(x_BE: Tensor) -> Encoded:
+def _q8_0(x_BE: Tensor) -> EncodedBlocks:
     """Codes -127 .. 127 times d, halves away from zero."""
     d_B1 = x_BE.abs().amax(1, keepdim=True) / 127
     inverse_B1 = _inverse(d_B1)
@@ -134,7 +134,7 @@ def _q8_0(x_BE: Tensor) -> Encoded:
     codes_BE += torch.full((), _BELOW_HALF, device=x_BE.device).copysign(codes_BE)
     codes_BE.trunc_()
     half_B1 = d_B1.half()
-    return Encoded(_bytes_of(half_B1), codes_BE.to(torch.int8).view(torch.uint8), codes_BE * half_B1.float())
+    return EncodedBlocks(_bytes_of(half_B1), codes_BE.to(torch.int8).view(torch.uint8), codes_BE * half_B1.float())
 
 
 def _nearest(x_BE: Tensor, half_B1: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,7 +153,7 @@ def _nearest(x_BE: Tensor, half_B1: Tensor) -> tuple[Tensor, Tensor]:
     return index_BE | negative_BE.to(torch.uint8) << 3, torch.where(negative_BE, -value_BE, value_BE)
 
 
-def _nvfp4(x_BE: Tensor) -> Encoded:
+def _nvfp4(x_BE: Tensor) -> EncodedBlocks:
     """Groups of 16 under an unsigned e4m3 float, which brings the largest value to 6; from 248 on it is 448."""
     scale_B1 = (x_BE.abs().amax(1, keepdim=True) / 6).clamp_(max=448)
     bits_B1 = scale_B1.view(torch.int32)
@@ -167,20 +167,25 @@ def _nvfp4(x_BE: Tensor) -> Encoded:
     normal_B1 = (exponent_B1 + 119 << 23 | mantissa_B1 << 20).view(torch.float32)
     half_B1 = torch.where(exponent_B1 > 0, normal_B1, mantissa_B1 * 2.0**-10)
     codes_BE, values_BE = _nearest(x_BE, half_B1)
-    return Encoded(code_B1.to(torch.uint8), _nibbles(codes_BE), values_BE)
+    return EncodedBlocks(code_B1.to(torch.uint8), _nibbles(codes_BE), values_BE)
 
 
-def _mxfp4(x_BE: Tensor) -> Encoded:
+def _mxfp4(x_BE: Tensor) -> EncodedBlocks:
     """Groups of 32 under a power of two, that of the largest value less two; its logarithm is rounded to float32."""
     most_B1 = x_BE.abs().amax(1, keepdim=True)
     power_B1 = most_B1.double().log2_().float().floor_().clamp_(min=-149).to(torch.int32) + 125
     code_B1 = power_B1.where(most_B1 > 0, 0) & 255  # wraps below 2^-125, as in C
     bits_B1 = torch.where(code_B1 < 2, 0x00200000 << code_B1.clamp(max=1), code_B1 - 1 << 23)
     codes_BE, values_BE = _nearest(x_BE, bits_B1.to(torch.int32).view(torch.float32))
-    return Encoded(code_B1.to(torch.uint8), _nibbles(codes_BE), values_BE)
+    return EncodedBlocks(code_B1.to(torch.uint8), _nibbles(codes_BE), values_BE)
 
 
 GROUPS = {"Q4_0": 32, "Q8_0": 32, "NVFP4": 16, "MXFP4": 32}
 """Values under one scale."""
 
-_ENCODERS: dict[str, Callable[[Tensor], Encoded]] = {"Q4_0": _q4_0, "Q8_0": _q8_0, "NVFP4": _nvfp4, "MXFP4": _mxfp4}
+_ENCODERS: dict[str, Callable[[Tensor], EncodedBlocks]] = {
+    "Q4_0": _q4_0,
+    "Q8_0": _q8_0,
+    "NVFP4": _nvfp4,
+    "MXFP4": _mxfp4,
+}

@@ -9,8 +9,6 @@ import torch
 import triton
 import triton.language as tl
 
-from aprtrain.kernels.encode import GROUPS
-
 _ROWS, _WARPS = 64, 4
 
 
@@ -174,12 +172,12 @@ def _mxfp4(values_ptr, out_ptr, n_rows, BYTES: tl.constexpr, ROWS: tl.constexpr)
 _KERNELS = {"Q4_0": _q4_0, "Q8_0": _q8_0, "NVFP4": _nvfp4, "MXFP4": _mxfp4}
 
 
-def launch(dtype: str, values_P: torch.Tensor, out: torch.Tensor) -> None:
-    """Starts the kernel of `dtype` on the current stream: uint8 targets get blocks, others values.
+def launch(dtype: str, values_P: torch.Tensor, out: torch.Tensor, group: int) -> None:
+    """Starts the kernel of `dtype`, with `group` values under a scale: uint8 targets get blocks, others values.
 
     Checks of sizes are the caller's.
     """
-    n_rows = values_P.numel() // GROUPS[dtype]
+    n_rows = values_P.numel() // group
     if n_rows:
         with torch.cuda.device(values_P.device):
             _KERNELS[dtype][(triton.cdiv(n_rows, _ROWS),)](
