@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from enum import IntEnum
-from typing import TypeAlias, TypeVar
+from importlib import import_module
+from typing import Any, TypeAlias, TypeVar
 
 from aprfmt.errors import CorruptError, LimitError, RefusedError, UsageError
 from aprfmt.light_dataclass import light_dataclass
@@ -66,6 +67,11 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+def _module(name: str) -> Any:
+    """A module that runs tokenizers: it imports this one, so that this one looks it up when it is needed."""
+    return import_module(f"aprfmt.tokenizer.{name}")
+
+
 @light_dataclass(slots=True, repr=False, weakref_slot=True)
 class Tokenizer:
     """A tokenizer as data; `encode`, `decode` and `apply_chat_template` run it.
@@ -124,21 +130,18 @@ class Tokenizer:
         `add_special_tokens` adds what the model expects around a text (such as BOS). Raises UnsupportedError if the
         tokenizer cannot be run, MissingDependencyError without the package tokenizers.
         """
-        from aprfmt.tokenizer.encoding import loaded
-
-        return loaded(self).encode([text], special=add_special_tokens)[0].ids
+        ids: list[int] = _module("encoding").loaded(self).encode([text], special=add_special_tokens)[0].ids
+        return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of ids. Raises as `encode`, and UsageError for an id that is not in the vocabulary."""
-        from aprfmt.tokenizer.encoding import loaded
-
         for i in ids:
             if type(i) is not int or not 0 <= i < len(self.tokens):
                 raise UsageError(f"token id {i!r:.40} is not in the vocabulary of {len(self.tokens):,}")
         if skip_special_tokens:
             control = {i for i, kind in enumerate(self.types) if kind == TokenType.CONTROL} | {*self.special.values()}
             ids = [i for i in ids if i not in control]
-        return loaded(self).decode(ids)
+        return str(_module("encoding").loaded(self).decode(ids))
 
     def apply_chat_template(
         self,
@@ -160,12 +163,10 @@ class Tokenizer:
             RefusedError: the tokenizer has no template, or the template rejects the conversation.
             UnsupportedError: the template cannot be rendered.
         """
-        from aprfmt.tokenizer.chat_format import template_of
-
-        template = template_of(self)
+        template = _module("chat_format").template_of(self)
         if template is None:
             raise RefusedError("the tokenizer has no chat template")
-        text = template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+        text: str = template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def __repr__(self) -> str:
