@@ -265,7 +265,12 @@ def with_secrets(folder: Path) -> None:
     encrypt_file(folder / "model.gguf", folder / "letter.apr", recipient=read_public(folder / "inbox.pub").raw())
 
 
+def two_runs(folder: Path) -> None:
+    shutil.copytree(folder / "run", folder / "run2")
+
+
 SETUPS = {
+    "report run run2": two_runs,
     "resume run": with_a_run_to_resume,
     "runs experiments": experiments,
     "keygen -o inbox": with_a_passphrase,
@@ -326,7 +331,7 @@ def test_the_example_runs(
         words = [*words[:2], "--steps", "2"]
     if "curves.png" in words:
         pytest.importorskip("matplotlib")
-    if name in COSTLY and line != examples(name)[0]:
+    if (name in COSTLY and line != examples(name)[0]) or "--live" in words:  # tests/html/test_live_page.py runs it
         command_of(name).make_context(name, words[1:])
         return
     if "org/" in line:
