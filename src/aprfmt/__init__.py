@@ -80,6 +80,13 @@ _LAZY = {
     "PushReport": "aprfmt.publishing.push",
     "run": "aprfmt.api",
     "RunResult": "aprfmt.running.generate",
+    "shard": "aprfmt.api",
+    "tensors": "aprfmt.inspection.tensor_list",
+    "TensorList": "aprfmt.inspection.tensor_list",
+    "architectures": "aprfmt.inspection.architecture_list",
+    "distill": "aprtrain.api",
+    "pretrain": "aprtrain.api",
+    "resume": "aprtrain.api",
     "runs": "aprfmt.inspection.runs",
     "Runs": "aprfmt.inspection.runs",
     "embed": "aprfmt.api",
@@ -117,10 +124,12 @@ __all__ = [
     "StampReport",
     "TeacherReport",
     "Tensor",
+    "TensorList",
     "Tree",
     "Validation",
     "Vocabulary",
     "__version__",
+    "architectures",
     "bench",
     "canonicalize_aliases",
     "chat_template",
@@ -128,6 +137,7 @@ __all__ = [
     "data",
     "detect",
     "diff",
+    "distill",
     "doctor",
     "dump_metadata",
     "edit_metadata",
@@ -151,6 +161,7 @@ __all__ = [
     "metadata",
     "metadata_value",
     "open",
+    "pretrain",
     "prune_model",
     "push",
     "qa",
@@ -158,14 +169,17 @@ __all__ = [
     "read_v1",
     "render_chat",
     "report",
+    "resume",
     "rewrite_file",
     "run",
     "runs",
     "save_file",
     "sbom",
+    "shard",
     "sign",
     "stamp",
     "teacher",
+    "tensors",
     "tree",
     "validate",
     "verify",
@@ -174,7 +188,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from aprfmt.api import bench, data, embed, lint, lint_rules, qa, report, run, validate
+    from aprfmt.api import bench, data, embed, lint, lint_rules, qa, report, run, shard, validate
     from aprfmt.codecs.recode import encode
     from aprfmt.convert.api import convert_model, export_model, import_model
     from aprfmt.convert.merge_adapters import extract_adapter, merge_adapter
@@ -199,12 +213,14 @@ if TYPE_CHECKING:
     from aprfmt.formats.apr2_write import rewrite as rewrite_file
     from aprfmt.formats.apr_metadata import canonicalize_aliases
     from aprfmt.formats.apr_metadata import dump as dump_metadata
+    from aprfmt.inspection.architecture_list import architectures
     from aprfmt.inspection.comparison import Comparison
     from aprfmt.inspection.describe import Inspection, inspect
     from aprfmt.inspection.diff import diff
     from aprfmt.inspection.hex.run import HexDump, hex
     from aprfmt.inspection.lint.run import Lint
     from aprfmt.inspection.runs import Runs, runs
+    from aprfmt.inspection.tensor_list import TensorList, tensors
     from aprfmt.inspection.tree import Tree, tree
     from aprfmt.inspection.validate import Validation
     from aprfmt.inspection.vocabulary import Vocabulary, vocab
@@ -224,7 +240,7 @@ if TYPE_CHECKING:
     from aprfmt.running.quantize import quantize_model
     from aprfmt.running.teacher import TeacherReport
     from aprfmt.texts.summary import DataReport
-    from aprtrain.api import evaluate, teacher
+    from aprtrain.api import distill, evaluate, pretrain, resume, teacher
 
 
 def __getattr__(name: str) -> object:
@@ -234,12 +250,12 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
     from types import FunctionType
 
-    from aprfmt.errors import memory_errors
+    from aprfmt.errors import memory_errors, worded_errors
 
     module, _, other = place.partition(":")
     value: object = getattr(import_module(module), other or name)
     if isinstance(value, FunctionType):
-        value = memory_errors(value)
+        value = worded_errors(memory_errors(value))
     globals()[name] = value
     return value
 

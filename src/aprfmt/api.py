@@ -14,6 +14,7 @@ from aprfmt.schema import check_numbers
 from aprfmt.types import PathLike, paths_of
 
 if TYPE_CHECKING:
+    from aprfmt.convert.report import Report
     from aprfmt.inspection.lint.run import Lint
     from aprfmt.inspection.validate import Validation, ValidationRule
     from aprfmt.running.bench import BenchReport
@@ -349,6 +350,38 @@ def validate(
     )
     more = [*([restored] if strict else []), *([digests] if digests is not None else [])]
     return rules.validate(path, strict=strict, min_score=min_score, base=base, progress=progress, more=more)
+
+
+def shard(
+    file: PathLike,
+    output: PathLike,
+    *,
+    shard_size: int | str = "5GB",
+    force: bool = False,
+    plan: bool = False,
+    progress: StartProgress | None = None,
+) -> Report:
+    """Splits the model `file` into .apr shards in the folder `output`, with a manifest of their SHA-256 sums.
+
+    Args:
+        file: the model, in any format.
+        output: the folder to write.
+        shard_size: largest size of a shard, in bytes or as "2GiB".
+        force: replace an existing output.
+        plan: report what would be written, and write nothing.
+        progress: called with the number of bytes to write; returns a function to call with the bytes written.
+
+    Raises:
+        UsageError: bad size.
+        ExistsError: the output exists.
+    """
+    from aprfmt.convert.api import convert_model
+    from aprfmt.convert.parsing import parse_size
+
+    parse_size(shard_size, name="shard_size")  # conversions accept 0: no limit
+    return convert_model(
+        file, output, format="apr-shards", shard_size=shard_size, force=force, plan=plan, progress=progress
+    )
 
 
 def report(

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -302,6 +303,56 @@ def memory_errors(function: Callable[_P, _T]) -> Callable[_P, _T]:
             raise found from error
 
     return call
+
+
+_words: list[Callable[[str], str]] = []
+"""What the public functions word their hints with, the last; none: hints name options of the command line."""
+
+
+def set_hint_words(words: Callable[[str], str] | None) -> None:
+    """Sets how the public functions word their hints: None as the command line does."""
+    _words[:] = [] if words is None else [words]
+
+
+def worded_errors(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """The function, whose errors have hints for its caller: `force=True` instead of `--force`."""
+
+    @wraps(function)
+    def call(*args: _P.args, **named: _P.kwargs) -> _T:
+        try:
+            return function(*args, **named)
+        except AprError as error:
+            if error.hint and _words:
+                error.hint = _words[-1](error.hint)
+            raise
+
+    return call
+
+
+_COMMAND = re.compile(r"\b(apr|pip|git|torchrun|ssh) [a-z./]")
+_FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)(?:[ =]([A-Z][A-Z0-9_]*\b|\d[\w.]*|'[^']*'|\"[^\"]*\"))?")
+_SWITCHES = re.compile(
+    r"allow_(?!changed)\w+|force|plan|strict|repeat|qa|raw|pure|follow_links|deterministic|resume|verify|in_place"
+)
+
+
+def python_words(hint: str) -> str:
+    """A hint with the options of a command line as keyword arguments; one that is a command stays as it is."""
+    if _COMMAND.search(hint):
+        return hint
+
+    def argument(match: re.Match[str]) -> str:
+        name, value = match[2].replace("-", "_"), match[3]
+        if match[1]:
+            return f"{name}=False"
+        if value is not None:
+            return f"{name}={value}"
+        return f"{name}=True" if _SWITCHES.fullmatch(name) else name
+
+    return _FLAG.sub(argument, hint)
+
+
+set_hint_words(python_words)
 
 
 @contextmanager

@@ -289,6 +289,17 @@ class Model:
         self._load_tokenizer = load_tokenizer
         self._load_hparams = load_hparams
 
+    def __getitem__(self, name: str) -> Tensor:
+        """The tensor of that name, as `tensors[name]`. Raises UnknownTensorError."""
+        return self.tensors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the tensors, in file order."""
+        return iter(self.tensors)
+
     @cached_property
     def metadata(self) -> Mapping[str, Any]:
         """APR metadata, GGUF key-value pairs, safetensors `__metadata__` or config.json, parsed on first use."""

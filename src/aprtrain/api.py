@@ -1,11 +1,13 @@
-"""The public functions that compute with torch: `aprfmt.evaluate` and `aprfmt.teacher`."""
+"""The public functions that compute with torch: `aprfmt.evaluate`, `teacher`, `distill`, `pretrain`, `resume`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from aprfmt import formats
 from aprfmt.errors import MissingDependencyError, UnsupportedError, UsageError
@@ -17,6 +19,7 @@ from aprfmt.types import PathLike, paths_of
 if TYPE_CHECKING:
     from aprfmt.running.evaluation import Evaluation
     from aprfmt.running.teacher import TeacherReport
+    from aprtrain.run import Summary
 
 
 def evaluate(
@@ -215,6 +218,73 @@ def teacher(
         prompts=path(prompts, "prompts"),
     )
     return write(wanted, plan=plan, progress=progress, log=log)
+
+
+def distill(
+    teacher: PathLike | None = None, *, config: PathLike | None = None, stream: TextIO | None = None, **options: object
+) -> Summary:
+    """Trains a student on text and on the predictions of its teacher, as `apr distill`.
+
+    Args:
+        teacher: the teacher model, in any format.
+        config: a .toml, .yaml or .json file of options; `options` override it.
+        stream: where progress is written, such as sys.stderr.
+        options: the options of `apr distill`, with underscores: student="s.apr", data=["c.jsonl"], output="run".
+
+    Raises:
+        UsageError: unknown option or bad value.
+        MissingDependencyError: torch is not installed.
+        RunError: the training failed.
+    """
+    return _train("distill", options | ({} if teacher is None else {"teacher": teacher}), config, stream)
+
+
+def pretrain(*, config: PathLike | None = None, stream: TextIO | None = None, **options: object) -> Summary:
+    """Trains a model on text, as `apr pretrain`; parameters and errors as of `distill`."""
+    return _train("pretrain", options, config, stream)
+
+
+def resume(run: PathLike, *, steps: int | None = None, stream: TextIO | None = None) -> Summary:
+    """Continues the training run in the folder `run` from its latest checkpoint with its recorded options.
+
+    `steps` sets another last step, which may lie beyond the learning rate schedule; `stream` as of `distill`.
+    Raises UnknownFormatError if `run` is not the folder of a run, RefusedError without a checkpoint, and as `distill`.
+    """
+    _require_torch()
+    from aprtrain.recorded import recorded_config
+    from aprtrain.run import run as train
+
+    command, settings, lines = recorded_config(Path(formats.path_text(run, "run")), steps)
+    return train(command, settings, stream=stream, lines=lines)
+
+
+def _train(command: str, options: Mapping[str, object], config: PathLike | None, stream: TextIO | None) -> Summary:
+    _require_torch()
+    from aprtrain.config import build, command_fields
+    from aprtrain.run import run as train
+
+    known = {row.name: row for row in command_fields(command)}
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            raise UsageError(f"unknown option {name!r}", hint=f"did you mean {near[0]}?" if near else None)
+    given = {name: _plain(value, many=known[name].many) for name, value in options.items()}
+    settings, lines = build(command, given, config)
+    return train(command, settings, stream=stream, lines=lines)
+
+
+def _plain(value: object, *, many: bool) -> object:
+    """A value as the command line gives it: paths as text, several as a tuple."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if many and isinstance(value, str):
+        return (value,)
+    return tuple(_plain(each, many=False) for each in value) if isinstance(value, list | tuple) else value
+
+
+def _require_torch() -> None:
+    if find_spec("torch") is None:
+        raise MissingDependencyError("training needs torch", hint="pip install torch")
 
 
 _ENGINES = ("torch", "llama")

@@ -26,7 +26,8 @@ LAYERS: list[set[str]] = [
     {"budget", "teach"},
     {"loop"},
     {"resume"},
-    {"run", "api"},
+    {"run"},
+    {"api"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 

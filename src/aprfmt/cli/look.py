@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,15 +13,13 @@ from aprfmt.cli.ci import JunitOption, SarifOption, ci_reports
 from aprfmt.cli.complete import complete_architecture
 from aprfmt.cli.inspect_text import show
 from aprfmt.cli.options import BaseOption, FilterOption, ModelArgument
-from aprfmt.cli.output import out, pairs, plain, printable, progress_bar, table, width, wrapped
-from aprfmt.errors import ChangedError, CorruptError, UnsupportedError, UsageError
-from aprfmt.text import format_bytes, format_shape, name_filter
+from aprfmt.cli.output import out, pairs, printable, progress_bar, table, width, wrapped
+from aprfmt.text import format_bytes, format_shape
 
 if TYPE_CHECKING:
-    from aprfmt.arch.row import Architecture, Key, TensorRow
+    from aprfmt.arch.row import Architecture
+    from aprfmt.inspection.tensor_list import ListedTensor
     from aprfmt.inspection.validate import Validation
-    from aprfmt.model import Tensor
-    from aprfmt.types import JsonObject
 
 _MARKS = {"pass": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red"), "skip": ("-   ", "dim")}
 _MAX_OF_RULE = 20
@@ -63,70 +59,16 @@ def tensors(
     apr tensors model.gguf --filter '*attn_q*' --stats
     apr tensors model.apr --hash --json
     """
-    with formats.open_unchanged(file) as model:
-        entries = model.tensors.entries
-        fits = name_filter(filter)
-        chosen = [t for t in entries if fits(t.name)]
-        shown = chosen[:limit] if limit else chosen
-        # Offsets are relative to a shard.
-        sharded = len(model.sources) > 1
-        with progress_bar("reading") as progress:
-            reads = progress if stats or hash else None
-            advance = reads(sum(t.n_bytes for t in shown)) if reads else None
-            rows = []
-            for tensor in shown:
-                rows.append(_tensor_row(tensor, stats=stats, hash=hash, sharded=sharded))
-                if advance:
-                    advance(tensor.n_bytes, tensor.name)
-        body = {
-            "file": file,
-            "format": model.label,
-            "tensor_count": len(entries),
-            "matched": len(chosen),
-            "tensors": [row.to_json() for row in rows],
-        }
-    out.result(body, _tensor_table(rows))
-    if len(shown) < len(chosen):
-        out.hint(f"{len(shown)} of {len(chosen)} tensors shown; --limit 0 shows all")
-    elif not shown and entries:
-        out.hint(f"no tensor matches {filter!r}; without --filter all {len(entries)} are shown")
+    with progress_bar("reading") as progress:
+        found = aprfmt.tensors(file, filter=filter, limit=limit, stats=stats, hash=hash, progress=progress)
+    out.result(found.to_json(), _tensor_table(found.tensors))
+    if len(found.tensors) < found.matched:
+        out.hint(f"{len(found.tensors)} of {found.matched} tensors shown; --limit 0 shows all")
+    elif not found.tensors and found.tensor_count:
+        out.hint(f"no tensor matches {filter!r}; without --filter all {found.tensor_count} are shown")
 
 
-@dataclass(frozen=True, slots=True)
-class _TensorRow:
-    tensor: Tensor
-    file: str | None
-    stats: Mapping[str, float | None] | None
-    error: str | None
-    sha256: str | None
-
-    def to_json(self) -> dict[str, object]:
-        t = self.tensor
-        row: dict[str, object] = {"name": t.name, "dtype": t.dtype, "shape": list(t.shape)}
-        row |= {"offset": t.offset, "size_bytes": t.n_bytes, **(self.stats or {})}
-        more = {"stats_error": self.error, "sha256": self.sha256, "file": self.file}
-        return row | {key: value for key, value in more.items() if value is not None}
-
-
-def _tensor_row(tensor: Tensor, *, stats: bool, hash: bool, sharded: bool) -> _TensorRow:
-    figures, error, digest = None, None, None
-    if stats:
-        from aprfmt.inspection.stats import Stats, tensor_stats
-
-        try:
-            figures = tensor_stats(tensor).to_json()
-        except ChangedError:
-            raise
-        except (CorruptError, UnsupportedError) as caught:  # list the remaining tensors
-            figures, error = dict.fromkeys(Stats().to_json()), caught.message
-    if hash:
-        from aprfmt.io.pipe import sha256_of_range
-
-        digest = sha256_of_range(tensor.source, tensor.offset, tensor.n_bytes)
-    return _TensorRow(tensor, Path(tensor.source.path).name if sharded else None, figures, error, digest)
-
-
-def _tensor_table(rows: Sequence[_TensorRow]) -> list[str]:
+def _tensor_table(rows: Sequence[ListedTensor]) -> list[str]:
     columns = {
         "name": [row.tensor.name for row in rows],
         "dtype": [row.tensor.dtype for row in rows],
@@ -156,7 +98,7 @@ def _tensor_table(rows: Sequence[_TensorRow]) -> list[str]:
     )
 
 
-def _tensor_note(row: _TensorRow) -> str:
+def _tensor_note(row: ListedTensor) -> str:
     if row.error is not None:
         return f"not decoded: {row.error}"
     counts = (("nan_count", "NaN"), ("inf_count", "inf"))
@@ -256,84 +198,23 @@ def architectures(
     apr architectures Qwen3ForCausalLM
     apr architectures gpt_neox --json
     """
-    from aprfmt.arch.table import ARCHITECTURES, classes_of, lookup, nearest
+    from aprfmt.arch.table import ARCHITECTURES, classes_of
     from aprfmt.arch.verified import verified
+    from aprfmt.inspection.architecture_list import find_architecture
 
     if name is None:
         rows = list(ARCHITECTURES.values())
         cells = [[row.id, row.gguf, str(verified().get(row.id, "-")), ", ".join(classes_of(row))] for row in rows]
         header = ["name", "GGUF", "verified", "Hugging Face classes"]
-        lines = table(header, cells, indent=0, spare="verified GGUF", wrap=40)
-        out.result({"count": len(rows), "architectures": [_architecture(row) for row in rows]}, lines)
+        out.result(aprfmt.architectures(), table(header, cells, indent=0, spare="verified GGUF", wrap=40))
         return
-    row = lookup(name)
-    if row is None:
-        near = nearest(name)
-        raise UsageError(
-            f"unknown architecture {name!r}",
-            hint=f"did you mean {near!r}?" if near else "apr architectures lists all of them",
-        )
-    body = _architecture(row) | {
-        "tensors": [
-            {
-                "hf": list(tensor.hf),
-                "gguf": list(tensor.gguf),
-                "shape": list(tensor.dims),
-                "need": tensor.need,
-                "layers": tensor.layers,
-                "change": _change(tensor),
-            }
-            for tensor in row.tensors
-        ],
-        "keys": [_key_mapping(key, row.gguf) for key in row.keys],
-    }
-    out.result(body, _architecture_text(row))
-
-
-def _architecture(row: Architecture) -> JsonObject:
-    from aprfmt.arch.table import classes_of
-    from aprfmt.arch.verified import verified
-
-    known = verified().get(row.id)
-    return {
-        "name": row.id,
-        "gguf": row.gguf,
-        "hf_class": row.hf_class,
-        "model_type": row.model_type,
-        "hf_classes": list(classes_of(row)),
-        "model_types": list(row.model_types),
-        "verified": asdict(known) if known is not None else None,
-    }
-
-
-def _key_mapping(key: Key, prefix: str) -> JsonObject:
-    from aprfmt.arch.row import WHOLE_KEYS
-
-    whole = not key.gguf or key.gguf.startswith(WHOLE_KEYS)
-    name = key.gguf if whole else f"{prefix}.{key.gguf}"
-    return {"gguf": name, "hf": list(key.hf), "type": key.kind, "constant": plain(key.constant)}
-
-
-def _change(row: TensorRow) -> str:
-    """Summarizes how a tensor's values change when written to GGUF."""
-    steps = [
-        "transposed" if row.transposed else "",
-        *(f"rows {order}" for order in row.order),
-        *(f"columns {order}" for order in row.columns),
-        row.value,
-        *(f"scaled by {numbers}" for numbers in dict.fromkeys(run.partition(":")[2] for run in row.scale)),
-        f"packed {row.pack}" if row.pack else "",
-        "split" if len(row.gguf) > 1 else "",
-        "stacked" if any("{e}" in name for name in row.hf) else "",
-        "transposed" if any(row.gguf_transposed) else "",
-        "left out" if not row.gguf else "",
-    ]
-    return ", ".join(step for step in steps if step)
+    out.result(aprfmt.architectures(name), _architecture_text(find_architecture(name)))
 
 
 def _architecture_text(row: Architecture) -> list[str]:
     from aprfmt.arch.table import classes_of
     from aprfmt.arch.verified import verified
+    from aprfmt.inspection.architecture_list import change_text
 
     known = verified().get(row.id)
     facts = [
@@ -343,7 +224,7 @@ def _architecture_text(row: Architecture) -> list[str]:
         ("model types", ", ".join(row.model_types) or "-"),
     ]
     cells = [
-        [" + ".join(t.hf), " + ".join(t.gguf) or "-", ", ".join(filter(None, (t.need, t.layers))), _change(t)]
+        [" + ".join(t.hf), " + ".join(t.gguf) or "-", ", ".join(filter(None, (t.need, t.layers))), change_text(t)]
         for t in row.tensors
     ]
     return [

@@ -73,9 +73,11 @@ def run(arguments: list[str]) -> int:
     """
     from aprfmt.cli.failures import meant, report
     from aprfmt.cli.output import out
+    from aprfmt.errors import python_words, set_hint_words
     from aprfmt.trust.signature import REQUIRED_SIGNER
 
     out.configure(arguments)
+    set_hint_words(None)
     signer = os.environ.get(REQUIRED_SIGNER)
     try:
         error = _try(arguments)
@@ -85,6 +87,7 @@ def run(arguments: list[str]) -> int:
             error = _try(ours.words)
         return report(error) if isinstance(error, BaseException) else error
     finally:
+        set_hint_words(python_words)
         if signer is not None:
             os.environ[REQUIRED_SIGNER] = signer
         else:

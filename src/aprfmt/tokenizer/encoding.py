@@ -7,14 +7,28 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from weakref import finalize
 
-from aprfmt.tokenizer.fast import load
+from aprfmt.tokenizer.fast import FastTokenizer, load
 from aprfmt.tokenizer.hf_write import to_hf_files
 from aprfmt.tokenizer.model import Tokenizer
 
-__all__ = ["TOKENIZER_JSON", "hard_texts", "load", "tokenizer_json"]
+__all__ = ["TOKENIZER_JSON", "hard_texts", "load", "loaded", "tokenizer_json"]
 
 TOKENIZER_JSON = "tokenizer.json"
+
+
+_loaded: dict[int, FastTokenizer] = {}
+"""Those in use, by the identity of their Tokenizer."""
+
+
+def loaded(tokenizer: Tokenizer) -> FastTokenizer:
+    """The tokenizer, loaded once for as long as the value lives. Raises as `load` and `tokenizer_json`."""
+    key = id(tokenizer)
+    if key not in _loaded:
+        _loaded[key] = load(tokenizer_json(tokenizer))
+        finalize(tokenizer, _loaded.pop, key, None)
+    return _loaded[key]
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> bytes:

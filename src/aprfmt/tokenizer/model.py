@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from enum import IntEnum
-from typing import TypeAlias, TypeVar
+from importlib import import_module
+from typing import Any, TypeAlias, TypeVar
 
-from aprfmt.errors import CorruptError, LimitError
+from aprfmt.errors import CorruptError, LimitError, RefusedError, UsageError
 from aprfmt.light_dataclass import light_dataclass
 from aprfmt.limits import MAX_TEMPLATE_CHARS
 from aprfmt.text import plural
@@ -66,9 +67,14 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+def _module(name: str) -> Any:
+    """A module that runs tokenizers: it imports this one, so that this one looks it up when it is needed."""
+    return import_module(f"aprfmt.tokenizer.{name}")
+
+
 @light_dataclass(slots=True, repr=False, weakref_slot=True)
 class Tokenizer:
-    """A tokenizer as data; it does not encode text.
+    """A tokenizer as data; `encode`, `decode` and `apply_chat_template` run it.
 
     Attributes:
         model: GGUF's word for the algorithm: "gpt2" (byte-level BPE), "llama" (SentencePiece merges), "t5"
@@ -117,6 +123,51 @@ class Tokenizer:
         for text in (self.chat_template or "", *self.chat_templates.values()):
             if len(text) > MAX_TEMPLATE_CHARS:
                 raise LimitError(f"a chat template has {len(text):,} characters; the limit is {MAX_TEMPLATE_CHARS:,}")
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text; special tokens that are spelled out in it are parsed.
+
+        `add_special_tokens` adds what the model expects around a text (such as BOS). Raises UnsupportedError if the
+        tokenizer cannot be run, MissingDependencyError without the package tokenizers.
+        """
+        ids: list[int] = _module("encoding").loaded(self).encode([text], special=add_special_tokens)[0].ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of ids. Raises as `encode`, and UsageError for an id that is not in the vocabulary."""
+        for i in ids:
+            if type(i) is not int or not 0 <= i < len(self.tokens):
+                raise UsageError(f"token id {i!r:.40} is not in the vocabulary of {len(self.tokens):,}")
+        if skip_special_tokens:
+            control = {i for i, kind in enumerate(self.types) if kind == TokenType.CONTROL} | {*self.special.values()}
+            ids = [i for i in ids if i not in control]
+        return str(_module("encoding").loaded(self).decode(ids))
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = False,
+        tokenize: bool = True,
+        **variables: object,
+    ) -> str | list[int]:
+        """A conversation in the model's format: ids, or without `tokenize` the text.
+
+        Args:
+            messages: {"role": ..., "content": ...} each, the oldest first.
+            add_generation_prompt: end with the beginning of an answer.
+            tokenize: give ids instead of the text.
+            variables: further variables of the template, such as tools or enable_thinking.
+
+        Raises:
+            RefusedError: the tokenizer has no template, or the template rejects the conversation.
+            UnsupportedError: the template cannot be rendered.
+        """
+        template = _module("chat_format").template_of(self)
+        if template is None:
+            raise RefusedError("the tokenizer has no chat template")
+        text: str = template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def __repr__(self) -> str:
         special = ", ".join(f"{role} {i}" for role, i in self.special.items())
