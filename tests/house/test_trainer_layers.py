@@ -18,6 +18,7 @@ LAYERS: list[set[str]] = [
     {"loss"},
     {"data"},
     {"teacher", "optim", "report"},
+    {"qat"},
     {"checkpoints"},
     {"guards"},
     {"models", "evaluate", "reference", "samples", "recorded", "sampler"},
