@@ -10,7 +10,7 @@
 # make conformance  every architecture against transformers and llama.cpp, writes docs/architectures.md;
 #                   ROWS="arcee qwen2" runs only those, and keeps what the others came to
 # make conformance-fuzz  random configurations of every architecture, both ways, in conformance-fuzz-output/;
-#                   MINUTES=60 or CASES=5000, SEED=1, ROWS, JOBS; DOCS=1 keeps the counts for docs/architectures.md
+#                   MINUTES=60, CASES=5000, SEED=1, ROWS, JOBS; DOCS=1 keeps the counts for docs/architectures.md
 # make bench  ratios against peers and floors, see docs/performance.md; FULL=1 at the sizes of that page
 
 PYTHON ?= python3

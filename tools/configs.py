@@ -1,21 +1,21 @@
 """Judges unusual configurations: folder -> .apr -> GGUF -> llama.cpp, GGUF -> folder -> transformers.
 
     python tools/configs.py [FILE] [--only WORD] [--line N]
-    python tools/configs.py --fuzz [--minutes M | --cases N] [--start I] [--seed S] [--row ID] [--jobs J] [--out DIR]
+    python tools/configs.py --fuzz [--minutes M] [--cases N] [--start I] [--seed S] [--row ID] [--jobs J] [--out DIR]
                             [--docs]
 
 FILE has a case a line (tests/conformance/configs.jsonl by default; tests/support/odd_configs.py describes the keys).
 Prints one line a case; exit 1 when one is wrong in silence or cannot be loaded.
 
 `--fuzz` draws cases from the fields of transformers' config classes (tests/support/config_fuzz.py). DIR gets
-summary.json, with the counts and the reasons of refusals, finds.jsonl, whose lines can be added to FILE, and
-outcomes.jsonl, a line a case. `--docs` keeps the counts for docs/architectures.md.
+summary.json, with the counts and the reasons of refusals, summary.txt, the same to read, finds.jsonl, whose lines can
+be added to FILE, and outcomes.jsonl, a line a case. With both limits it ends at the first that is reached. `--docs`
+keeps the counts for docs/architectures.md. Exit 1 for a find, and for a worker that died or did not end.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -48,8 +48,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="only model types that contain this")
     parser.add_argument("--line", type=int, action="append", help="only this line, counted from 0")
     parser.add_argument("--fuzz", action="store_true", help="random configurations")
-    parser.add_argument("--minutes", type=float, help="how long")
-    parser.add_argument("--cases", type=int, help="or how many cases (default: one of each row)")
+    parser.add_argument("--minutes", type=float, help="how long at most")
+    parser.add_argument("--cases", type=int, help="how many cases at most (default: one of each row)")
     parser.add_argument("--start", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0, help="another number, other cases")
     parser.add_argument("--row", action="append", default=[], help="only cases of this row")
@@ -95,10 +95,11 @@ def _fuzz(options: argparse.Namespace) -> int:
                 print(tally.line(outcome), file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-    print(tally.table())
     if options.docs:
         tally.keep()
-    print(json.dumps(tally.totals()))
+    print(tally.sentence(cases))
+    if options.out:
+        print(f"counts and reasons of refusals: {options.out}/summary.txt")
     return 1 if tally.finds else 0
 
 

@@ -54,6 +54,14 @@ class Tally:
         why = json.loads(outcome.line).get("why", "") if outcome.line else json.dumps(outcome.changes)
         return f"{outcome.number} {outcome.row}: {why}: {said}"
 
+    def sentence(self, asked: int | None) -> str:
+        """The counts in one line; `asked` are the cases that were to be judged."""
+        total = sum(self.counts.values(), Counter[str]())
+        n = sum(total.values()) - total[UNBUILT]
+        of = f" of {asked}" if asked and sum(total.values()) < asked else ""
+        found = "; ".join(f"{word}: {total[word]}" for word in (RIGHT, SAID, REFUSED))
+        return f"seed {self.seed}, {n}{of} configurations; {found}; found: {len(self.finds)}"
+
     def totals(self) -> dict[str, Any]:
         """Cases, and how many came to what."""
         all_rows = sum(self.counts.values(), Counter[str]())
@@ -80,6 +88,7 @@ class Tally:
             "needless": dict(self.needless.most_common()),
         }
         (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        (folder / "summary.txt").write_text(self.table() + "\n")
 
     def table(self) -> str:
         """Counts by row, then the most frequent reasons of refusals."""

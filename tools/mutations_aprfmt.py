@@ -614,6 +614,8 @@ APRFMT = (
         "test_differences.py::test_a_least_time_step_is_a_difference", "or 0) > _USUAL_STEP", "or 0) > 1e9"),
     Mutation("long factors serve short texts", "aprfmt/arch/rope.py:_check_long_factors",
         "test_rope.py::test_long_factors_that_every_context_would_have_are_refused", "original < context", "False"),
+    Mutation("an index head has less than what is rotated", "aprfmt/arch/gguf_keys.py:_check_rotary_dimensions",
+        "test_gguf_keys.py::test_index_heads_hold_what_is_rotated", "turned > indexed", "False"),
     Mutation("all layers rotate as the first does", "aprfmt/arch/gguf_keys.py:_check_rotary_dimensions",
         "test_gguf_keys.py::test_rotations_that_follow_the_first_layer", "loader.first_rotation and", "False and"),
     Mutation("convolutions without a state are written", "aprfmt/arch/gguf_keys.py:key_problems",

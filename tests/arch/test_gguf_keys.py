@@ -85,3 +85,10 @@ def test_rotations_that_follow_the_first_layer() -> None:
     ]
     name = full_key(row, "rope.dimension_count")
     assert ["rotates 16 values in every layer" in found.get(name, "") for found in told] == [True, False, False]
+
+
+def test_index_heads_hold_what_is_rotated() -> None:
+    row = ARCHITECTURES["minimax_m3"]
+    turned, name = {full_key(row, "rope.dimension_count"): 12}, full_key(row, "attention.indexer.key_length")
+    told = [dict(key_problems(row, turned | {name: size}, {})).get(name, "") for size in (8, 12)]
+    assert ["rotates 12 values" in text for text in told] == [True, False]

@@ -6,23 +6,36 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import config_fuzz
 import pytest
 from config_draws import ACTIVATIONS, ROPE_TYPES, Draws, fields_of, with_changes
-from config_fuzz import LATE, Fuzzer, Outcome, fuzzed_rows, numbered, outcome_of, row_of
+from config_fuzz import DIED, LATE, Fuzzer, Outcome, fuzzed_rows, numbered, outcome_of, row_of
 from odd_configs import ABORTED, CRASHED, REFUSED, RIGHT, SAID, WRONG, OddConfig, Verdict, judge, read_cases
 from turns import turn
 
 from configs_report import Tally
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def hang(*_: object) -> None:
+    """Work of a worker that never ends."""
+    time.sleep(600)
+
+
+def die(*_: object) -> None:
+    """Work of a worker that the kernel ends."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def draws_of(row: str) -> Draws:
@@ -84,6 +97,7 @@ def test_what_counts_as_wrong() -> None:
     assert [find.outcome for find in tally.finds] == [WRONG, ABORTED]
     assert tally.counts == {"llama": Counter({WRONG: 1, ABORTED: 1, REFUSED: 1, RIGHT: 1})}
     assert tally.needless == {"factor is #": 1}
+    assert tally.sentence(5) == "seed 1, 4 of 5 configurations; right: 1; said: 0; refused: 1; found: 2"
 
 
 def test_a_line_is_the_case(tmp_path: Path) -> None:
@@ -107,12 +121,14 @@ def test_the_judge_sees_other_logits(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found == [WRONG, RIGHT]
 
 
-@pytest.mark.llama
-def test_a_worker_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_fuzz, "_SILENT_SECONDS", 0.1)
-    monkeypatch.setattr(Fuzzer, "_work", lambda *_: time.sleep(600))
-    found = [*Fuzzer(1, ["llama"], 2).run(None, 2)]
-    assert [(outcome.outcome, outcome.found) for outcome in found] == [(LATE, True)] * 2
+@pytest.mark.parametrize(("outcome", "work"), [(LATE, hang), (DIED, die)])
+def test_a_worker_that_hangs_or_dies_ends_the_run(
+    outcome: str, work: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_fuzz, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(Fuzzer, "_work", work)
+    found = [*Fuzzer(1, ["llama"], 2).run(0.1, 2)]
+    assert [(one.outcome, one.found) for one in found] == [(outcome, True)]
 
 
 def test_a_part_of_seed_1(tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ class ArchCase:
         return bool(self.config_class)
 
 
+@cache
 def all_cases() -> tuple[ArchCase, ...]:
     """Every case of every file. Raises ValueError for an id that occurs twice."""
     cases: list[ArchCase] = []

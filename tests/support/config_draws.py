@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -97,7 +98,11 @@ class Draws:
                 inner[name] = inner.pop(other)
         self.fields = fields_of(type(self.made))
         self.made_type = getattr(transformers, self.case.config_class).model_type
-        self.others = [
+
+    @cached_property
+    def others(self) -> list[dict[str, Any]]:
+        """What the config class is given in all cases of the row."""
+        return [
             config_arguments(other, self.vocabulary)
             for other in all_cases()
             if other.row == self.case.row and other.config_class == self.case.config_class

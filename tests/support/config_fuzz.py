@@ -48,6 +48,8 @@ from train_children import die_with_parent
 UNBUILT, DIED, LATE = "not built", "died", "late"
 _CPU_SECONDS, _WALL_SECONDS, _LLAMA_SECONDS = 120, 400.0, 60.0
 _SILENT_SECONDS = _WALL_SECONDS + 2 * _LLAMA_SECONDS
+_GRACE_SECONDS = 60.0
+"""How long a worker may need for its last case when the time is over."""
 _MEMORY_BYTES, _FILE_BYTES, _PARAMETERS = 4 << 30, 512 << 20, 2_000_000
 _MOST_CHANGES = (1, 1, 2, 2, 3, 4)
 _DTYPES = ("f32", "f16", "bf16", "f64", "mix")
@@ -307,6 +309,15 @@ def _child(seed: int, number: int, row: str, work: Path, llama: LlamaPeer, pipe:
         os._exit(code)
 
 
+def _latest(heard: float, end: float | None) -> float:
+    """When a worker that was heard last at `heard` has to answer."""
+    return min(heard + _SILENT_SECONDS, math.inf if end is None else max(heard, end) + _GRACE_SECONDS)
+
+
+def _of_worker(outcome: str, text: str) -> Outcome:
+    return Outcome(-1, "", outcome, {"apr": (outcome, None, text)})
+
+
 class Fuzzer:
     """Workers that share the numbers of a seed, and what they came to."""
 
@@ -316,7 +327,8 @@ class Fuzzer:
     def run(self, seconds: float | None, cases: int | None, start: int = 0) -> Iterator[Outcome]:
         """The outcomes as they come, until the time is over or all cases from number `start` on are judged.
 
-        A worker that is silent for longer than a case may take is ended, and its outcome is LATE.
+        A worker that dies, that is silent for longer than a case may take, or that has not ended a while after the time
+        is over, ends the run; the last outcome says so.
         """
         end = time.monotonic() + seconds if seconds is not None else None
         pipes, pids = dict[int, bytes](), dict[int, int]()
@@ -333,23 +345,25 @@ class Fuzzer:
             while pipes:
                 ready = select.select(list(pipes), [], [], 1.0)[0]
                 heard |= dict.fromkeys(ready, time.monotonic())
-                for reader in [one for one in pipes if time.monotonic() - heard[one] > _SILENT_SECONDS]:
-                    os.kill(pids[reader], signal.SIGKILL)
-                    heard[reader] = math.inf
-                    yield Outcome(-1, "", LATE, {"apr": (LATE, None, "a worker was silent for too long")})
                 for reader in ready:
                     data = os.read(reader, 1 << 20)
+                    *lines, pipes[reader] = (pipes[reader] + data).split(b"\n")
+                    yield from (Outcome(**json.loads(line)) for line in lines)
                     if not data:
                         os.close(reader)
                         del pipes[reader]
-                        continue
-                    *lines, pipes[reader] = (pipes[reader] + data).split(b"\n")
-                    yield from (Outcome(**json.loads(line)) for line in lines)
+                        status = os.waitpid(pids.pop(reader), 0)[1]
+                        if status:
+                            yield _of_worker(DIED, f"a worker ended with wait status {status}")
+                            return
+                if any(time.monotonic() > _latest(heard[reader], end) for reader in pipes):
+                    yield _of_worker(LATE, "a worker did not end in time")
+                    return
         finally:
             for reader in pipes:
                 os.close(reader)
             for pid in pids.values():
-                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, signal.SIGKILL)  # its own children die with it
                 os.waitpid(pid, 0)
 
     def _work(self, job: int, end: float | None, start: int, cases: int | None, pipe: int) -> None:

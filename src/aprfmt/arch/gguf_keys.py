@@ -153,6 +153,9 @@ def _check_rotary_dimensions(row: Architecture, loader: Loader, kv: Mapping[str,
             full_key(row, "rope.dimension_count"),
             f"is {turned}: its {row.gguf!r} cannot rotate {turned} of {head} values per head",
         )
+    indexed = kv.get(full_key(row, _INDEX_HEAD))
+    if isinstance(indexed, int) and turned > indexed:
+        yield full_key(row, _INDEX_HEAD), f"is {indexed}: its {row.gguf!r} rotates {turned} values of an index head"
     sections, size = (kv.get(full_key(row, key)) for key in ("rope.dimension_sections", _HEAD))
     pairs = sum(n for n in sections if isinstance(n, int)) if isinstance(sections, list) else 0
     if isinstance(size, int) and pairs > size:
@@ -179,6 +182,7 @@ def _check_expert_groups(row: Architecture, kv: Mapping[str, object], shapes: Ma
 
 
 _HEAD = "attention.key_length"
+_INDEX_HEAD = "attention.indexer.key_length"
 _WHOLE = "n_embd_head == n_rot"
 _HALF_ROTATED = ("step35",)
 """Loaders that rotate half of rope.dimension_count in full-attention layers."""

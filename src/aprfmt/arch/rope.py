@@ -561,11 +561,14 @@ def scaling_of(h: Hyperparams) -> dict[str, object]:
 
 
 def rotary_dim(h: Hyperparams) -> int | None:
-    """Rotated dimensions of a head; None if the head size is unknown."""
-    part = as_float(h.extra.get("partial_rotary_factor"), "partial_rotary_factor")
-    if h.head_dim is None or part is None:
-        return h.head_dim
-    return int(h.head_dim * part)
+    """Rotated dimensions of a head in full-attention layers; None if the head size is unknown."""
+    part, size = as_float(h.extra.get("partial_rotary_factor"), "partial_rotary_factor"), full_head_dim(h)
+    return size if size is None or part is None else int(size * part)
+
+
+def full_head_dim(h: Hyperparams) -> int | None:
+    """Head size of full-attention layers; sliding-window layers may have smaller heads."""
+    return as_int(h.extra.get("global_head_dim"), "global_head_dim") or h.head_dim
 
 
 def original_context(h: Hyperparams, scaling: Mapping[str, object]) -> int | None:

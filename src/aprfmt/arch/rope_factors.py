@@ -13,6 +13,7 @@ from aprfmt.arch.rope import (
     LONG,
     MAX_HEAD_DIM,
     SHORT,
+    full_head_dim,
     halves_full,
     original_context,
     reads_factors,
@@ -61,7 +62,7 @@ def listed_factors(scaling: Mapping[str, object], key: str, dim: int) -> list[fl
 
 def _proportional(h: Hyperparams, scaling: Mapping[str, object]) -> list[float]:
     """The first pairs are rotated as those of the whole head, the others not at all."""
-    head = as_int(h.extra.get("global_head_dim"), "global_head_dim") or h.head_dim or 0
+    head = full_head_dim(h) or 0
     if not 0 < head <= MAX_HEAD_DIM:
         raise RefusedError(f"cannot compute rotary frequencies for a head of {head} values")
     if scaling.get("rope_type", "default") != "proportional":
