@@ -152,7 +152,7 @@ APRTRAIN = (
         "[\"rng\"], weights = torch.get_rng_state(), self.__dict__.setdefault(\"first\", weights)"),
     Mutation("an empty model is saved", "aprtrain/checkpoints/checkpoint.py:save_model",
         "test_checkpoint.py::test_a_checkpoint_holds_the_live_weights_and_not_the_initial_ones",
-        "OLD",
+        "outs = weights.out()",
         "outs: list[OutTensor] = []"),
     Mutation("an empty network may be saved", "aprtrain/checkpoints/checkpoint.py:save_model",
         "test_checkpoint.py::test_an_empty_or_broken_network_is_not_saved",
