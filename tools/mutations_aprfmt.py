@@ -637,8 +637,6 @@ APRFMT = (
         "test_differences.py::test_a_least_time_step_is_a_difference", "or 0) > _USUAL_STEP", "or 0) > 1e9"),
     Mutation("long factors serve short texts", "aprfmt/arch/rope.py:_check_long_factors",
         "test_rope.py::test_long_factors_that_every_context_would_have_are_refused", "original < context", "False"),
-    Mutation("a bias that llama.cpp needs is missing", "aprfmt/arch/zero_biases.py:zero_biases",
-        "test_zero_biases.py::test_what_a_config_switches_off_and_a_loader_needs", "row.need not in switches", "True"),
     Mutation("an index head has less than what is rotated", "aprfmt/arch/gguf_keys.py:_check_rotary_dimensions",
         "test_gguf_keys.py::test_index_heads_hold_what_is_rotated", "turned > indexed", "False"),
     Mutation("all layers rotate as the first does", "aprfmt/arch/gguf_keys.py:_check_rotary_dimensions",
