@@ -28,7 +28,7 @@ from torch import Tensor
 import aprfmt
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.canonical.depth_pruning import parse_layers, relayered
+from aprfmt.canonical.depth_pruning import parse_layers, select_layers
 from aprfmt.canonical.packed import AS_VALUES
 from aprfmt.canonical.read import canonical
 from aprfmt.canonical.row_mapping import BufferedTensor
@@ -296,7 +296,7 @@ def make_student(teacher: NetworkSource, how: str, *, seed: int = 42) -> Network
     assert teacher.model is not None
     c = replace(canonical(teacher.model, decoding=AS_VALUES), extras={})
     if "layers" in said:
-        c = relayered([c], [(0, layer) for layer in _layers(said["layers"], teacher.shape.n_layers)])
+        c = select_layers([c], [(0, layer) for layer in _layers(said["layers"], teacher.shape.n_layers)])
     if "width" in said:
         c, _ = narrowed(c, parse_widths(said["width"]))
     return network_of(c)

@@ -10,7 +10,7 @@ from aprfmt.arch.differences import GENERAL, RULES, RULES_OF_ROW, differences
 from aprfmt.arch.grammar import parse_condition
 from aprfmt.arch.hparams import from_hf_config, to_gguf
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.loaders import OUTPUT_HEAD, knows_head
+from aprfmt.arch.loaders import OUTPUT_HEAD, supports_untied_head
 from aprfmt.arch.names import special
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.scopes import keys_of
@@ -21,7 +21,7 @@ from aprfmt.errors import RefusedError
 def told(case: ArchCase) -> list[str]:
     """Why llama.cpp does not load the network, or what it computes otherwise."""
     h, row = from_hf_config(config_of(case)), ARCHITECTURES[case.row]
-    if not knows_head(row.gguf) and special(row, OUTPUT_HEAD) and not h.tied:
+    if not supports_untied_head(row.gguf) and special(row, OUTPUT_HEAD) and not h.tied:
         return ["refused where the head's bytes are known"]
     try:
         to_gguf(h, row)

@@ -16,7 +16,7 @@ from aprfmt.arch.grammar import is_needed
 from aprfmt.arch.heads import repeats_embedding
 from aprfmt.arch.hparams import to_gguf
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.loaders import Loader, knows_head, loader_of
+from aprfmt.arch.loaders import Loader, loader_of, supports_untied_head
 from aprfmt.arch.row import REQUIRED, Architecture
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError
@@ -242,4 +242,4 @@ def test_layers_with_a_window_take_no_factor_of_the_others() -> None:
 def test_the_loader_decides_whether_a_tied_head_is_repeated() -> None:
     assert not any(repeats_embedding(gguf, True, {}) for gguf in ("llama", "gemma", "t5"))
     assert all(repeats_embedding(gguf, True, {}) for gguf in ("gpt-oss", "internlm2", "baichuan"))
-    assert [knows_head(gguf) for gguf in ("gemma", "llama")] == [False, True]
+    assert [supports_untied_head(gguf) for gguf in ("gemma", "llama")] == [False, True]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from arch_models import find_case
 from conformance_explained import explain
-from converter_peer import ConverterPeer, as_it_is
+from converter_peer import ConverterPeer, unchanged_output
 from draft_models import DRAFTED, write_drafted
 from llama_peer import LlamaPeer
 
@@ -53,7 +53,7 @@ def converted(folder: Folder, tmp_path_factory: pytest.TempPathFactory, llama_cp
         if not path.exists():
             source = folder(name)
             if DRAFTED[name].raw:
-                source = as_it_is(source, work / str([*DRAFTED].index(name)))
+                source = unchanged_output(source, work / str([*DRAFTED].index(name)))
             peer.convert_once(source, path, DRAFTED[name].out_type, options, plain_vocabulary=True)
         return path
 

@@ -18,7 +18,7 @@ from arch_models import build, find_case, write_tokenizers
 
 import aprfmt
 from aprfmt.canonical import merge_methods
-from aprfmt.canonical.merge_arrays import CHUNK, kept_at_random
+from aprfmt.canonical.merge_arrays import CHUNK, dare_mask
 from aprfmt.canonical.merge_methods import Combination, MergeRule
 from aprfmt.codecs.stream import BLOCK, STEP
 from aprfmt.errors import NotFoundError, RefusedError, UsageError
@@ -259,7 +259,7 @@ def test_dare_is_mergekits_where_the_same_is_dropped(
         mask: Array = np.load(masks / f"{name}.{model - 1}.npy").reshape(-1)[first:last]
         return mask
 
-    monkeypatch.setattr(merge_methods, "kept_at_random", given)
+    monkeypatch.setattr(merge_methods, "dare_mask", given)
     ours(made, tmp_path / "ours")
     assert_same(weights(tmp_path / "ours"), weights(tmp_path / "theirs"))
 
@@ -355,7 +355,7 @@ def test_dare_drops_at_random_and_rescales_as_its_paper_says(density: float) -> 
     base, tuned, *_ = models_of(n)
     rule = MergeRule(method="dare_linear", base=0, weights=(0, 1), densities=(0, density), rescale="density", seed=3)
     made = combine(rule, base, tuned, threads=4, step=BLOCK // 2 + 1)
-    kept = kept_at_random(3, "w", 1, 0, n, density)
+    kept = dare_mask(3, "w", 1, 0, n, density)
     assert abs(kept.mean() - density) < 4 * np.sqrt(density * (1 - density) / n)
     assert np.abs(made - (base + np.where(kept, (tuned - base) / density, 0))).max() < 1e-6
     plain = combine(replace(rule, rescale="none"), base, tuned)
@@ -365,11 +365,11 @@ def test_dare_drops_at_random_and_rescales_as_its_paper_says(density: float) -> 
 
 
 def test_what_dare_drops_is_by_seed_weight_model_and_element_alone() -> None:
-    whole = kept_at_random(0, "w", 1, 0, 3 * BLOCK, 0.5)
-    parts = [kept_at_random(0, "w", 1, a, a + 1000, 0.5) for a in range(0, 3 * BLOCK - 1000, 1000)]
+    whole = dare_mask(0, "w", 1, 0, 3 * BLOCK, 0.5)
+    parts = [dare_mask(0, "w", 1, a, a + 1000, 0.5) for a in range(0, 3 * BLOCK - 1000, 1000)]
     assert np.array_equal(whole[: 1000 * len(parts)], np.concatenate(parts))
     for other in ((1, "w", 1), (0, "v", 1), (0, "w", 2)):
-        same = (kept_at_random(*other, 0, 3 * BLOCK, 0.5) == whole).mean()
+        same = (dare_mask(*other, 0, 3 * BLOCK, 0.5) == whole).mean()
         assert abs(same - 0.5) < 0.01
     assert abs((whole[:BLOCK] == whole[BLOCK : 2 * BLOCK]).mean() - 0.5) < 0.01
 

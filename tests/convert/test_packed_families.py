@@ -11,7 +11,7 @@ import pytest
 from arch_models import find_case, relative_error, token_ids, top1_equal, transformers_logits
 from conformance_explained import explain
 from conformance_steps import LLAMA_TOLERANCE, list_keys
-from converter_peer import ConverterPeer, as_it_is
+from converter_peer import ConverterPeer, unchanged_output
 from llama_peer import LlamaPeer
 from packed_checkpoints import PACKED, write_packed
 
@@ -73,7 +73,7 @@ def test_a_gguf_has_what_the_converters_has(name: str, folders: Any, converter: 
     """Where it rounds FP8 to Q8_0 ours has the values, and rounded they are the same bytes."""
     source, _ = folders(name)
     theirs, ours = tmp_path / "theirs.gguf", tmp_path / "ours.gguf"
-    read = as_it_is(source, tmp_path / "raw") if PACKED[name].raw else source
+    read = unchanged_output(source, tmp_path / "raw") if PACKED[name].raw else source
     converter.convert_once(read, theirs, "bf16", options_of(name, source), plain_vocabulary=True)
     aprfmt.import_model(source, tmp_path / "m.apr")
     for path in (source, tmp_path / "m.apr"):

@@ -30,7 +30,7 @@ from aprfmt.canonical.depth_pruning import (
     TRAILING,
     parse_layers,
     ranges,
-    relayered,
+    select_layers,
 )
 from aprfmt.canonical.read import canonical
 from aprfmt.errors import AprError, UsageError
@@ -180,7 +180,7 @@ def test_layers_in_another_order_and_more_than_once(base: Base) -> None:
     folder, _, _ = base("llama")
     with aprfmt.open(folder) as model:
         c = canonical(model)
-        made = relayered([c, c], [(0, 1), (1, 0), (0, 1)])
+        made = select_layers([c, c], [(0, 1), (1, 0), (0, 1)])
         stored = {name: bytes(t.as_source().raw()) for name, t in made.tensors.items()}  # type: ignore[attr-defined]
         own = {name: bytes(t.raw()) for name, t in model.tensors.items()}
     assert made.hparams.num_layers == 3

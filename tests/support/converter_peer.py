@@ -46,7 +46,7 @@ _IMPORTED = (
 _TIMEOUT = 120
 
 
-def as_it_is(folder: Path, copy: Path) -> Path:
+def unchanged_output(folder: Path, copy: Path) -> Path:
     """A copy of the folder whose config.json transformers cannot read, so that the converter takes it as it is.
 
     Its path must not hold a model type: transformers looks for one there too.

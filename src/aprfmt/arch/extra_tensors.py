@@ -157,7 +157,7 @@ def parts(arch: Architecture | None, sizes: Mapping[str, int], hf_class: str | N
 _IN_LAYER = re.compile(r"(?:layers?|blocks?|h)\.\d+\.")
 
 
-def without_place(all_names: Collection[str], hf_class: str | None) -> Iterator[str]:
+def unsupported_parts(all_names: Collection[str], hf_class: str | None) -> Iterator[str]:
     """What a GGUF of the family cannot store of a network's tensors, a sentence per part."""
     head = head_of(hf_class)
     found: dict[str, list[str]] = {}
@@ -186,7 +186,7 @@ def _is_elsewhere(arch: Architecture, name: str) -> bool:
         return False
     if _GGUF_HEAD.fullmatch(name):
         return True
-    return not any(_is_own(arch, spelled) for spelled in names.ways_to_spell(arch, name))
+    return not any(_is_own(arch, spelled) for spelled in names.possible_spellings(arch, name))
 
 
 def _is_own(arch: Architecture, name: str) -> bool:
@@ -223,7 +223,7 @@ def _layer_pattern(arch: Architecture) -> re.Pattern[str]:
 def layer_of(arch: Architecture, name: str) -> int | None:
     """The network layer that contains `name`, whether the row knows it or not; None for other names."""
     look = _layer_pattern(arch).match
-    found = look(name) or next(filter(None, map(look, names.ways_to_spell(arch, name))), None)
+    found = look(name) or next(filter(None, map(look, names.possible_spellings(arch, name))), None)
     return int(found[2]) if found is not None else None
 
 

@@ -106,7 +106,7 @@ def needs_head(gguf: str) -> bool:
     return loader is not None and OUTPUT_HEAD in loader.needed
 
 
-def knows_head(gguf: str) -> bool:
+def supports_untied_head(gguf: str) -> bool:
     """Whether llama.cpp's network of the architecture can have an untied head."""
     loader = loader_of(gguf)
     return loader is None or OUTPUT_HEAD in loader.known

@@ -150,7 +150,7 @@ def canonical_name(arch: Architecture, name: str) -> str | None:
     """The table's spelling of the Hugging Face tensor `name`; None if the family has no such tensor."""
     if is_known(arch, name):
         return name
-    return next((spelled for spelled in ways_to_spell(arch, name) if is_known(arch, spelled)), None)
+    return next((spelled for spelled in possible_spellings(arch, name) if is_known(arch, spelled)), None)
 
 
 _TORCH_WRAPPERS = re.compile(
@@ -160,7 +160,7 @@ _TORCH_WRAPPERS = re.compile(
 """DataParallel and DDP, torch.compile, FSDP, activation checkpointing, Lightning."""
 
 
-def ways_to_spell(arch: Architecture, name: str) -> Iterator[str]:
+def possible_spellings(arch: Architecture, name: str) -> Iterator[str]:
     """`name`, then its possible spellings in the table: bare models and wrappers use other prefixes, and names saved
     with PyTorch's own wrappers contain theirs.
     """
@@ -201,7 +201,7 @@ def draft_spelling(arch: Architecture, h: Hyperparams, name: str) -> str:
 
 def _drafts_as_layers(arch: Architecture, n_layers: int, name: str) -> Iterator[str]:
     """The name of `name`, of an MTP layer, as a further layer; MTP layers are inside or next to the model."""
-    for spelled in ways_to_spell(arch, name):
+    for spelled in possible_spellings(arch, name):
         for candidate in dict.fromkeys((spelled, spelled.removeprefix("model."))):
             for beginning, instead in _draft_patterns(arch):
                 if (found := beginning.match(candidate)) is not None:
@@ -499,7 +499,7 @@ _DAMAGED = "the config or metadata belongs to another model, or the tensor is da
 _ONE_VALUE = re.compile(r"(\w+)=([\w-]+)")
 
 
-def told_by_shapes(arch: Architecture, h: Hyperparams, shapes: Mapping[str, Shape]) -> dict[str, str]:
+def config_keys_from_shapes(arch: Architecture, h: Hyperparams, shapes: Mapping[str, Shape]) -> dict[str, str]:
     """Config keys without a GGUF key whose values follow from the shapes of its tensors (row-major, by name).
 
     A row needs one value of them ("gating=per-element") for a tensor that has another shape otherwise.

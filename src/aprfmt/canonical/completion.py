@@ -121,7 +121,9 @@ def complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) ->
     embedding = model.tensors.get("token_embd.weight")
     if hparams.vocab_size is None and embedding is not None and embedding.shape:
         hparams.vocab_size = embedding.shape[0]
-    hparams.extra |= names.told_by_shapes(row, hparams, {name: tensor.shape for name, tensor in model.tensors.items()})
+    hparams.extra |= names.config_keys_from_shapes(
+        row, hparams, {name: tensor.shape for name, tensor in model.tensors.items()}
+    )
     if hparams.hf_architecture is None:
         hparams.hf_architecture, hparams.hf_model_type = hp.hf_identity(hparams, row)
     return warnings

@@ -115,7 +115,7 @@ class _Stack:
         )
 
 
-def relayered(models: Sequence[Canonical], layers: Sequence[SourceLayer]) -> Canonical:
+def select_layers(models: Sequence[Canonical], layers: Sequence[SourceLayer]) -> Canonical:
     """The first of `models` with `layers` instead of its own, each given as (model, layer).
 
     Tensors outside the layers, the tokenizer and everything else come from the first model. MTP layers after the last

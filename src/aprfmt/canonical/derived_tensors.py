@@ -63,7 +63,7 @@ class Sources:
         return number
 
 
-def made_tensors(row: Tower, sources: Sources) -> Iterator[CanonicalTensor]:
+def compute_derived(row: Tower, sources: Sources) -> Iterator[CanonicalTensor]:
     """Computes the float32 tensors listed in `row.made` whose inputs are present."""
     layers = sorted({m.layer for name in sources.tensors for m in names.matches(row, name)[:1] if m.layer is not None})
     for template, recipe in row.made.items():
@@ -75,8 +75,8 @@ def made_tensors(row: Tower, sources: Sources) -> Iterator[CanonicalTensor]:
                 yield _tensor(names.spell(template, layer), found)
 
 
-def made_place(row: Tower, name: str) -> tuple[int, int]:
-    """Position of a GGUF tensor among those of `made_tensors`; all others come first."""
+def derived_position(row: Tower, name: str) -> tuple[int, int]:
+    """Position of a GGUF tensor among those of `compute_derived`; all others come first."""
     for place, template in enumerate(row.made):
         if match := re.fullmatch(re.escape(template).replace(r"\{n\}", r"(\d{1,6})"), name):
             return place, int(match[1]) if match.groups() else 0

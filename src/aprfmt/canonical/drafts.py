@@ -18,7 +18,7 @@ def named_drafts(c: Canonical) -> dict[str, CanonicalTensor]:
     return {n: t for n, t in c.extras.items() if t.link is not None or names.matches(c.arch, n)}
 
 
-def with_drafts_counted(c: Canonical) -> Canonical:
+def with_mtp_layers_counted(c: Canonical) -> Canonical:
     """`c` for a new container, with the number of MTP layers that have names there."""
     if c.arch is None:
         return c
@@ -31,7 +31,7 @@ def with_drafts_counted(c: Canonical) -> Canonical:
     return replace(c, hparams=replace(c.hparams, extra=extra))
 
 
-def without_drafts(c: Canonical) -> tuple[Canonical, list[ExtraTensors]]:
+def without_mtp_layers(c: Canonical) -> tuple[Canonical, list[ExtraTensors]]:
     """`c` without its MTP layers, and a description of what was dropped."""
     drafts = {name: t for name, t in c.extras.items() if is_draft(c.arch, name)}
     others = {name: t for name, t in c.extras.items() if name not in drafts}
@@ -45,7 +45,7 @@ _SHARED = ("token_embd.weight", "output_norm.weight", "output.weight")
 """GGUF names of the tensors that MTP layers share with the network."""
 
 
-def drafts_alone(c: Canonical) -> tuple[Canonical, int]:
+def only_mtp_layers(c: Canonical) -> tuple[Canonical, int]:
     """`c` reduced to its MTP layers and what they share with the network, and the number of tensors left out.
 
     Raises RefusedError if the row names no MTP layers.

@@ -369,7 +369,7 @@ def without_zeros(pair: LoraPair, rank: int) -> LoraPair:
     return _part(pair, slice(0, rank))
 
 
-def at_alpha(pair: LoraPair, alpha: float) -> tuple[LoraPair, bool]:
+def scaled_by_alpha(pair: LoraPair, alpha: float) -> tuple[LoraPair, bool]:
     """The same product with the scale alpha / rank, and whether it is exact.
 
     If the rank does not yield that scale, zeros are added until the quotient is a power of two.

@@ -102,7 +102,7 @@ _DRAWS = 4
 """16-bit numbers per output of the generator."""
 
 
-def kept_at_random(seed: int, name: str, model: int, first: int, last: int, density: float) -> Array:
+def dare_mask(seed: int, name: str, model: int, first: int, last: int, density: float) -> Array:
     """Which of the elements [first, last) of the weight `name` of an input are kept: bool, each with probability
     `density`.
 

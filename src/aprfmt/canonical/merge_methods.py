@@ -20,16 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Condition
 
-from aprfmt.canonical.merge_arrays import (
-    CHUNK,
-    SCRATCH,
-    Values,
-    bin_of,
-    kept_at_random,
-    sum_of,
-    sum_of_products,
-    values_in,
-)
+from aprfmt.canonical.merge_arrays import CHUNK, SCRATCH, Values, bin_of, dare_mask, sum_of, sum_of_products, values_in
 from aprfmt.types import Array
 
 LINEAR, SLERP, TASK_ARITHMETIC = "linear", "slerp", "task_arithmetic"
@@ -516,7 +507,7 @@ class Combination:
         held = self._drawn.pop((i, chunk), None) if last == end else self._drawn.get((i, chunk))
         if held is not None and last <= end:
             return np.unpackbits(held, count=end - chunk).view(np.bool_)[first - chunk : last - chunk]
-        stays = kept_at_random(rule.seed, self.name, i, first, last, rule.densities[i])
+        stays = dare_mask(rule.seed, self.name, i, first, last, rule.densities[i])
         if self._trims is None and (first, last) == (chunk, end) and self.n <= _MOST_DRAWN:
             self._drawn[i, chunk] = np.packbits(stays)
         return stays

@@ -375,7 +375,7 @@ def _merged(
 
 
 @cache
-def encodes_alone(dtype: str) -> bool:
+def encodes_without_importance(dtype: str) -> bool:
     """Whether values can be encoded as `dtype` without an importance matrix."""
     import numpy as np
 
@@ -399,7 +399,7 @@ def merged_tensor(source: TensorSource, deltas: Sequence[Delta], keep: bool) -> 
         return MergedTensor(source.name, decoded, "F32", deltas)
     if row.kind == "plain":
         return MergedTensor(source.name, source, source.dtype, deltas)
-    if keep and not encodes_alone(row.name):
+    if keep and not encodes_without_importance(row.name):
         raise RefusedError(
             f"weights in {row.name} can be dequantized, but not requantized",
             tensor=source.name,

@@ -15,10 +15,10 @@ from threading import Lock
 
 from aprfmt.arch.extra_tensors import layer_of
 from aprfmt.arch.names import is_gguf_only, matches
-from aprfmt.canonical.depth_pruning import SourceLayer, check_layer, relayered, renumbered
+from aprfmt.canonical.depth_pruning import SourceLayer, check_layer, renumbered, select_layers
 from aprfmt.canonical.merge_arrays import SCRATCH, Values
 from aprfmt.canonical.merge_methods import PASSTHROUGH, Combination, MergeRule
-from aprfmt.canonical.merged_adapters import encodes_alone
+from aprfmt.canonical.merged_adapters import encodes_without_importance
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.row_mapping import Produced
 from aprfmt.canonical.sides import hf_side
@@ -301,7 +301,7 @@ def combined(
     model lacks are taken from the first one, and rows beyond the first one's are left out.
 
     Raises RefusedError for models of different networks, with the weight in which they differ, and for blocks that
-    cannot be encoded; and as relayered.
+    cannot be encoded; and as select_layers.
     """
     _check_architectures(models)
     models, notes = _under_one_set_of_names(models)
@@ -315,7 +315,7 @@ def combined(
     c = _own_head(merge, models[0])
     skeleton = c
     if stack != [(0, layer) for layer in range(c.hparams.num_layers or 0)]:
-        skeleton = relayered([c, *models[1:]], stack)
+        skeleton = select_layers([c, *models[1:]], stack)
     _check_complete(merge, places)
     tensors = {name: _merged(merge, skeleton, tensor, places) for name, tensor in skeleton.tensors.items()}
     extras, told = _extras(merge, skeleton)
@@ -470,7 +470,7 @@ def _combine(
     merge.narrowed += any(other.dtype == "F64" for _, other in inputs)
     if not merge.keep or (blocks and (source.dtype == "F32" or DTYPES[tensor.dtype].kind == "aprq")):
         return CanonicalTensor(tensor.name, (CombinedTensor(name, "F32", shape, combination),))
-    if blocks and not encodes_alone(DTYPES[tensor.dtype].name):
+    if blocks and not encodes_without_importance(DTYPES[tensor.dtype].name):
         raise RefusedError(
             f"weights in {tensor.dtype} can be dequantized, but not requantized",
             path=c.model.path,

@@ -46,7 +46,7 @@ class Canonical:
         adapter: the adapter, if the source is one; its tensors are then the `extras`.
         tower: the towers from a separate GGUF; their tensors are among the `extras`, by checkpoint names. None without
             towers, or if the source's own config.json describes them.
-        layers: if the layers differ from the source's (see relayered): the index of each there, None for a layer of
+        layers: if the layers differ from the source's (see select_layers): the index of each there, None for a layer of
             another model.
     """
 

@@ -402,7 +402,7 @@ def _match(
         return None
     scheme, base = bases[0]
     module = base.removesuffix(".weight")
-    if scheme.main in ("", ".weight") and left_alone(settings, module):
+    if scheme.main in ("", ".weight") and is_ignored(settings, module):
         return None
     missing = next(base + ending for ending in scheme.needs if base + ending not in tensors)
     raise _refused(scheme, name, f"{missing} is missing")
@@ -424,7 +424,7 @@ def _refuse_strays(tensors: Mapping[str, Tensor], used: set[str], settings: Mapp
             continue
         module = name.removesuffix(".weight")
         codes = name.endswith(".weight") and len(tensor.shape) > 1 and tensor.dtype in _STORED_PACKED
-        if name.endswith(_MARKS) or (codes and not left_alone(settings, module)):
+        if name.endswith(_MARKS) or (codes and not is_ignored(settings, module)):
             what = f"{method}: the tensor belongs to a quantized weight that is incomplete or of an unknown layout"
             raise RefusedError(what, tensor=name, hint=UNPACK_HINT)
 
@@ -575,7 +575,7 @@ def natural_dtype(config: Mapping[str, object]) -> str | None:
     return None
 
 
-def left_alone(settings: Mapping[str, object], module: str) -> bool:
+def is_ignored(settings: Mapping[str, object], module: str) -> bool:
     """Whether the settings exclude `module` or a parent from quantization; patterns are taken literally."""
     for key in ("modules_to_not_convert", "ignore", "ignored_layers", "llm_int8_skip_modules", "exclude_modules"):
         names = settings.get(key)

@@ -120,7 +120,7 @@ class Produced:
 
     def without_scales(self) -> Produced:
         """The same values in a dtype without tensor scales: F32 if there are any."""
-        return as_it_is(_floats(self.as_source(""))) if self.scales else self
+        return unchanged_output(_floats(self.as_source(""))) if self.scales else self
 
     def as_source(self, name: str) -> TensorSource:
         """Its bytes as a source for another RowMapping."""
@@ -151,7 +151,7 @@ def keeps_dtype(sources: Sequence[TensorSource], mapping: RowMapping) -> bool:
     )
 
 
-def as_it_is(source: TensorSource) -> Produced:
+def unchanged_output(source: TensorSource) -> Produced:
     """The output of an identity mapping; most tensors of a large model are one."""
     held = source.n_bytes if isinstance(source, BufferedTensor) else 0
     return Produced(
@@ -216,7 +216,9 @@ def produce(sources: Sequence[TensorSource], mapping: RowMapping, position: int,
     dtype = sources[0].dtype if mapping.value != INT32 or not counts else "I64" if inverse else "I32"
     held = sum(source.n_bytes for source in sources if isinstance(source, BufferedTensor))
     if mapping.is_plain or prod(shape) == 0:
-        return as_it_is(sources[0]) if prod(shape) else Produced(dtype, shape, 0, partial(_whole, sources[0], 0))
+        return (
+            unchanged_output(sources[0]) if prod(shape) else Produced(dtype, shape, 0, partial(_whole, sources[0], 0))
+        )
     # The outputs of a mapping are concatenated in one sequence of rows; this one's follow those before it.
     first = sum(map(prod, shapes[:position])) // mapping.row_elements
     rows = range(first, first + prod(shape) // mapping.row_elements)

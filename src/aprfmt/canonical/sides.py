@@ -10,7 +10,7 @@ from aprfmt.arch import names
 from aprfmt.arch.heads import has_no_output, repeats_embedding
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link
-from aprfmt.arch.loaders import OUTPUT_HEAD, knows_head
+from aprfmt.arch.loaders import OUTPUT_HEAD, supports_untied_head
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.naming import check_whole, to_hf
 from aprfmt.canonical.row_mapping import BufferedTensor
@@ -51,7 +51,7 @@ def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, Canonical
     for name, link in _walk(row, h, tensors):
         out += [tensors[name]] if link is None else to_link(link, tensors)
     head, embedding = names.head(row), tensors.get(names.embedding(row))
-    if head in tensors and names.special(row, OUTPUT_HEAD) and not knows_head(row.gguf):
+    if head in tensors and names.special(row, OUTPUT_HEAD) and not supports_untied_head(row.gguf):
         raise RefusedError(
             f"llama.cpp's {row.gguf} network has no separate output head, and this one differs from the embedding",
             tensor=head,

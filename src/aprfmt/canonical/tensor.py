@@ -9,7 +9,7 @@ from functools import partial
 
 from aprfmt.arch.links import Link, RowMapping
 from aprfmt.canonical.packed import BlockChange, PackedTensor
-from aprfmt.canonical.row_mapping import Produced, as_it_is, produce, scales_of
+from aprfmt.canonical.row_mapping import Produced, produce, scales_of, unchanged_output
 from aprfmt.canonical.tensor_scales import scale_name
 from aprfmt.codecs import lattice
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
@@ -50,7 +50,7 @@ class CanonicalTensor:
     def produced(self) -> Produced:
         """Its bytes in Hugging Face order."""
         if self.mapping is None:  # cheap, and a model may have a hundred thousand of these
-            return as_it_is(self.sources[0])
+            return unchanged_output(self.sources[0])
         if self._produced is None:
             made = produce(self.sources, self.mapping, self.position, inverse=self.inverse)
             object.__setattr__(self, "_produced", made)

@@ -14,7 +14,7 @@ from aprfmt import formats
 from aprfmt.arch import hparams as hp
 from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.checks import check_before_writing, require_config, with_dims_of_tensors
-from aprfmt.canonical.drafts import without_drafts
+from aprfmt.canonical.drafts import without_mtp_layers
 from aprfmt.canonical.lora_pairs import Base
 from aprfmt.canonical.model import Canonical, embedding_rows
 from aprfmt.canonical.model_kinds import is_adapter
@@ -237,7 +237,7 @@ def _plan(
         base=_base(model, options),
     )
     if options.no_mtp:
-        c, drafts = without_drafts(c)
+        c, drafts = without_mtp_layers(c)
         losses.others += [f"{part} dropped (--no-mtp)" for part in drafts]
     c = with_tower(c, towers) if towers is not None else c
     c = with_files(c, options.carry_bytes, [dst], allow_names=options.allow_names)

@@ -154,7 +154,7 @@ def _option(n_bytes: int) -> str:
     return f"{-(-n_bytes // unit)}{name}"
 
 
-def say_left_behind(c: Canonical, reason: str) -> list[str]:
+def dropped_files_loss(c: Canonical, reason: str) -> list[str]:
     """The loss for carried files that are not written, with the `reason`; [] without any."""
     if not c.files:
         return []
@@ -169,14 +169,14 @@ _TOLD = {
 }
 
 
-def tell_differences(c: Canonical, losses: Losses) -> None:
+def record_differences(c: Canonical, losses: Losses) -> None:
     """Records in `losses` how llama.cpp differs from transformers for the network of `c`."""
     for found in differences(c.arch, c.hparams) if c.arch is not None else ():
         losses.warnings.append(found.what)
         losses.differences.append({"what": found.what, "beyond": found.beyond, "slight": found.slight})
 
 
-def say_what_has_no_key(c: Canonical) -> list[str]:
+def losses_without_keys(c: Canonical) -> list[str]:
     """A loss for each file of the model whose settings have no key in a language model's GGUF."""
     folder = c.model.native_as(HfNative)
     record = c.model.metadata.get(SOURCE_KEY) if c.model.convention == "apr" else None

@@ -11,7 +11,7 @@ from aprfmt.arch.fields import Misfit, shorten
 from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.canonical import sidecar
 from aprfmt.canonical.completion import complete_from_shapes
-from aprfmt.canonical.drafts import named_drafts, with_drafts_counted
+from aprfmt.canonical.drafts import named_drafts, with_mtp_layers_counted
 from aprfmt.canonical.metadata import apr_metadata_of
 from aprfmt.canonical.model import Canonical, embedding_rows, from_gguf
 from aprfmt.canonical.sidecar import Sidecar
@@ -41,7 +41,7 @@ def extras_in_gguf(c: Canonical) -> dict[str, CanonicalTensor]:
         c = replace(c, extras={name: t for name, t in c.extras.items() if not c.tower.has(name)})
     if c.arch is None or from_gguf(c):
         return c.extras
-    counted = with_drafts_counted(c).hparams
+    counted = with_mtp_layers_counted(c).hparams
     keys = {key: value for key, _, value in hp.to_gguf(counted, c.arch, complete=False)}
     if not keys.get(scopes.full_key(c.arch, scopes.DRAFTS.gguf)):
         return {}

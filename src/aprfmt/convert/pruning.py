@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aprfmt.arch.grammar import sizes_of
-from aprfmt.canonical.depth_pruning import check_layer, parse_layers, ranges, relayered
+from aprfmt.canonical.depth_pruning import check_layer, parse_layers, ranges, select_layers
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.width_pruning import narrowed, parse_widths
 from aprfmt.convert.api import convert
@@ -53,7 +53,7 @@ def prune_model(call: PruneCall) -> Report:
             if not kept or len(kept) == n_layers:
                 what = f"cannot drop all {n_layers} layers" if not kept else f"this drops none of the {n_layers} layers"
                 raise UsageError(what, path=c.model.path)
-            made = relayered([c], [(0, layer) for layer in kept])
+            made = select_layers([c], [(0, layer) for layer in kept])
             gone = sorted(set(range(n_layers)) - set(kept))
             told.append(f"{_layers(gone, n_layers)} dropped: train the model to recover its quality")
         notes = [f"Dropped from the base model: {_layers(gone, n_layers)}."] if gone else []

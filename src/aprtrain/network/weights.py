@@ -182,7 +182,7 @@ def fill(network: NetworkSource, name: str, target: Tensor) -> None:
     For bfloat16, blocks are dequantized on the target's device: seconds for a large model on CUDA.
     """
     tensor = network.tensors[name]
-    if target.dtype == torch.bfloat16 and stays_blocks(tensor):
+    if target.dtype == torch.bfloat16 and keeps_blocks(tensor):
         decode(upload_blocks(tensor, target.device), target)
         check_values(network, name, torch.split(target.view(-1), CHECKED))
         return
@@ -196,7 +196,7 @@ def fill(network: NetworkSource, name: str, target: Tensor) -> None:
     check_not_zero(network, name, target.ndim, has_nonzero)
 
 
-def stays_blocks(tensor: CanonicalTensor) -> bool:
+def keeps_blocks(tensor: CanonicalTensor) -> bool:
     """Whether the kernels dequantize it as stored."""
     return is_kept(tensor.dtype, tensor.shape, tensor.n_bytes)
 

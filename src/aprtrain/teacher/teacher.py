@@ -36,8 +36,8 @@ from aprtrain.network.weights import (
     NetworkSource,
     check_values,
     fill,
+    keeps_blocks,
     load_decoder,
-    stays_blocks,
     upload_blocks,
 )
 
@@ -75,7 +75,7 @@ class BlocksDecoder(Decoder):
         self._targets: dict[nn.Module, list[tuple[Blocks, Tensor]]] = {block: [] for block in self.blocks}
         others: Counter[str] = Counter()
         for parameter, tensors in network.by_parameter():
-            if all(map(stays_blocks, tensors)):
+            if all(map(keeps_blocks, tensors)):
                 self.stored[parameter] = tuple(upload_blocks(tensor, device) for tensor in tensors)
                 for tensor, blocks in zip(tensors, self.stored[parameter], strict=True):
                     check_values(network, tensor.name, _decode_rows(blocks))
@@ -395,7 +395,7 @@ def _parts(value: object) -> tuple[Tensor, ...]:
 def residency_of(network: NetworkSource) -> str:
     """The residency that "auto" selects: "q4k" if most of the file's weights are blocks that can stay."""
     kept = sum(
-        prod(t.shape) for _, tensors in network.by_parameter() if all(map(stays_blocks, tensors)) for t in tensors
+        prod(t.shape) for _, tensors in network.by_parameter() if all(map(keeps_blocks, tensors)) for t in tensors
     )
     return "q4k" if 2 * kept > network.shape.n_params else "bf16"
 
@@ -403,7 +403,7 @@ def residency_of(network: NetworkSource) -> str:
 def note_decoded(network: NetworkSource, *, asked: bool = False) -> None:
     """Notes the quantized matrices of a teacher that become bf16: no kernel supports their types, or it was `asked`."""
     tensors = [tensor for _, tensors in network.by_parameter() for tensor in tensors]
-    packed = [t for t in tensors if DTYPES[t.dtype].block > 1 and (asked or not stays_blocks(t))]
+    packed = [t for t in tensors if DTYPES[t.dtype].block > 1 and (asked or not keeps_blocks(t))]
     if packed:
         types = ", ".join(dict.fromkeys(tensor.dtype for tensor in packed))
         stored, decoded = sum(t.n_bytes for t in packed), sum(2 * prod(t.shape) for t in packed)
@@ -447,7 +447,7 @@ def estimate_bytes(network: NetworkSource, residency: str) -> int:
     total, scratch = 0, dict[str, int]()
     for parameter, tensors in network.by_parameter():
         rows, values = sum(t.shape[0] for t in tensors), sum(prod(t.shape) for t in tensors)
-        if residency == "q4k" and all(map(stays_blocks, tensors)):
+        if residency == "q4k" and all(map(keeps_blocks, tensors)):
             total += sum(t.n_bytes for t in tensors)
             if parameter.startswith("blocks."):
                 scratch[parameter.rpartition(".")[2]] = 2 * values

@@ -53,7 +53,7 @@ def _posnet(n: int) -> tuple[TensorRow, ...]:
     return tuple(row for half in halves for row in half)
 
 
-def _placeless(dims: str, *names: str) -> tuple[TensorRow, ...]:
+def _hf_only(dims: str, *names: str) -> tuple[TensorRow, ...]:
     """Required tensors that a GGUF cannot store."""
     return tuple(TensorRow((name,), (), (dims,)) for name in names)
 
@@ -425,12 +425,12 @@ ROWS: tuple[Architecture, ...] = (
         **class_names("Qwen3TTSTalkerForConditionalGeneration", types=("qwen3_tts_talker",)),
         when="tensors=text_embd.weight",
         tensors=(
-            *_placeless("vocab,text_hidden_size", "talker.model.text_embedding.weight"),
-            *_placeless("vocab_size,hidden", "talker.model.codec_embedding.weight"),
-            *_placeless("text_hidden_size,text_hidden_size", "talker.text_projection.linear_fc1.weight"),
-            *_placeless("text_hidden_size", "talker.text_projection.linear_fc1.bias"),
-            *_placeless("hidden,text_hidden_size", "talker.text_projection.linear_fc2.weight"),
-            *_placeless("hidden", "talker.text_projection.linear_fc2.bias"),
+            *_hf_only("vocab,text_hidden_size", "talker.model.text_embedding.weight"),
+            *_hf_only("vocab_size,hidden", "talker.model.codec_embedding.weight"),
+            *_hf_only("text_hidden_size,text_hidden_size", "talker.text_projection.linear_fc1.weight"),
+            *_hf_only("text_hidden_size", "talker.text_projection.linear_fc1.bias"),
+            *_hf_only("hidden,text_hidden_size", "talker.text_projection.linear_fc2.weight"),
+            *_hf_only("hidden", "talker.text_projection.linear_fc2.bias"),
             *block(
                 *norm("input_layernorm", "attn_norm"), *attention(qk_norm="head_dim"),
                 *norm("post_attention_layernorm", "ffn_norm"), *gated_mlp(), hf="talker.model.layers.{n}.",
@@ -451,9 +451,9 @@ ROWS: tuple[Architecture, ...] = (
         ),
         when="tensors=text_embd.weight",
         tensors=(
-            *_placeless("vocab,hidden", "model.embed_tokens.weight"),
-            *_placeless("hidden,latent_dim", "model.audio_prompt_proj.weight", "model.audio_latent_proj.weight"),
-            *_placeless("latent_dim", "model.bos_latent"),
+            *_hf_only("vocab,hidden", "model.embed_tokens.weight"),
+            *_hf_only("hidden,latent_dim", "model.audio_prompt_proj.weight", "model.audio_latent_proj.weight"),
+            *_hf_only("latent_dim", "model.bos_latent"),
             *block(
                 *norm("input_layernorm", "attn_norm", bias=REQUIRED), *attention("attention_bias", "attention_bias"),
                 *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED), *plain_mlp(None, "mlp.fc1", "mlp.fc2"),
@@ -470,12 +470,12 @@ ROWS: tuple[Architecture, ...] = (
         id="pocket_tts_published", gguf="pockettts", when="tensors=bos_emb.weight",
         **class_names("FlowLMModel", types=("pockettts",), bare=("FlowLMModel",)),
         tensors=(
-            *_placeless("vocab,hidden", "flow_lm.conditioner.embed.weight"),
-            *_placeless("latent_dim", "flow_lm.bos_emb", "flow_lm.emb_mean", "flow_lm.emb_std"),
+            *_hf_only("vocab,hidden", "flow_lm.conditioner.embed.weight"),
+            *_hf_only("latent_dim", "flow_lm.bos_emb", "flow_lm.emb_mean", "flow_lm.emb_std"),
             TensorRow(("flow_lm.bos_before_voice",), (), ("1,1,hidden",), OPTIONAL),
-            *_placeless("hidden,latent_dim", "flow_lm.input_linear.weight"),
-            *_placeless("1,hidden", "flow_lm.out_eos.weight"), *_placeless("1", "flow_lm.out_eos.bias"),
-            *_placeless("hidden,inner_dim", "flow_lm.speaker_proj_weight"),
+            *_hf_only("hidden,latent_dim", "flow_lm.input_linear.weight"),
+            *_hf_only("1,hidden", "flow_lm.out_eos.weight"), *_hf_only("1", "flow_lm.out_eos.bias"),
+            *_hf_only("hidden,inner_dim", "flow_lm.speaker_proj_weight"),
             *block(
                 *norm("norm1", "attn_norm", bias=REQUIRED),
                 split(

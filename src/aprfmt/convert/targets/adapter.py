@@ -20,7 +20,7 @@ from aprfmt.canonical.lora_pairs import GGUF_KEY, Adapter, LoraPair, is_embeddin
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.tensor import CanonicalTensor, is_float, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.convert.files import say_left_behind
+from aprfmt.convert.files import dropped_files_loss
 from aprfmt.convert.presets import file_type_of
 from aprfmt.convert.source_manifest_writer import restorable
 from aprfmt.convert.targets.base import Output, Work
@@ -106,7 +106,7 @@ def gguf_layouts(c: Canonical, work: Work) -> Output:
     named: Named = []
     rounded = 0
     for name in sorted(pairs, key=_layer_order):
-        pair, is_exact = factors.at_alpha(pairs[name], alpha)
+        pair, is_exact = factors.scaled_by_alpha(pairs[name], alpha)
         rounded += not is_exact
         is_lookup = name == "token_embd.weight"
         a, b = f"{name}{lora.A}", f"{name}{lora.B}"
@@ -114,7 +114,7 @@ def gguf_layouts(c: Canonical, work: Work) -> Output:
     if rounded:
         work.losses.add(f"the scales of {plural(rounded, 'weight')} were folded into lora_b, with rounding")
     whole = _gguf_norms(c, adapter, work)
-    work.losses.others += say_left_behind(c, "a GGUF cannot hold files")
+    work.losses.others += dropped_files_loss(c, "a GGUF cannot hold files")
     tensors = _outs(c, (*named, *((tensor.name, tensor) for tensor in whole)), work)
     keys: list[KV] = [
         ("general.architecture", GgufType.STRING, base.row.gguf),

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from aprfmt.arch import names, rope_factors, scopes
 from aprfmt.arch.differences import differences
-from aprfmt.arch.extra_tensors import without_place
+from aprfmt.arch.extra_tensors import unsupported_parts
 from aprfmt.arch.flat_norms import all_flat_norms
 from aprfmt.arch.loaders import loader_of
 from aprfmt.arch.row import OF_TENSOR, Architecture
-from aprfmt.canonical.drafts import drafts_alone, with_drafts_counted, without_drafts
+from aprfmt.canonical.drafts import only_mtp_layers, with_mtp_layers_counted, without_mtp_layers
 from aprfmt.canonical.model import Canonical, from_gguf
 from aprfmt.canonical.model_kinds import ADAPTER
 from aprfmt.canonical.reranker import ANSWERS, as_reranker, with_two_outputs
@@ -23,7 +23,7 @@ from aprfmt.canonical.tensor_scales import scale_name
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.packed import SCALE
 from aprfmt.codecs.recode import is_padded
-from aprfmt.convert.files import say_left_behind, say_what_has_no_key, tell_differences
+from aprfmt.convert.files import dropped_files_loss, losses_without_keys, record_differences
 from aprfmt.convert.gguf_metadata import (
     base_keys,
     checked_keys,
@@ -81,7 +81,7 @@ def model_layouts(c: Canonical, work: Work) -> Output:
     # The keys of a GGUF do not need a manifest.
     manifest = restorable(c, "gguf") if options.dtype == "keep" or c.model.convention == "apr" else None
     base = base_keys(c, manifest)
-    c = c if base is not None else with_drafts_counted(c)
+    c = c if base is not None else with_mtp_layers_counted(c)
     if options.no_mtp:
         c = _without_key(c)
     if (
@@ -104,7 +104,7 @@ def model_layouts(c: Canonical, work: Work) -> Output:
         )
     _check_name_of_model(c)
     if c.arch is not None:
-        tell_differences(c, work.losses)
+        record_differences(c, work.losses)
         work.losses.others += [str(found["what"]) for found in work.losses.differences]
         if not options.allow_different:
             _refuse_differences(c)
@@ -128,10 +128,10 @@ def model_layouts(c: Canonical, work: Work) -> Output:
 def _with_layers_asked_for(c: Canonical, work: Work) -> Canonical:
     """`c` reduced to its MTP layers, or without those that need a GGUF of their own."""
     if work.options.mtp_only:
-        c, n_left = drafts_alone(c)
+        c, n_left = only_mtp_layers(c)
         work.losses.add(f"{plural(n_left, 'tensor')} of the main model dropped (--mtp-only)")
     elif c.arch is not None and c.arch.drafts_apart and not from_gguf(c):
-        c, left = without_drafts(c)
+        c, left = without_mtp_layers(c)
         work.losses.others += [f"{part} dropped: --mtp-only writes them to a separate GGUF" for part in left]
     return c
 
@@ -233,8 +233,8 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
         for name in c.tensors
         if row is not None and names.is_hf_only(row, name) and names.template_of(row, name) not in numbers
     ]
-    _tell_left(c, placeless, losses)
-    losses.others += [*say_what_has_no_key(c), *say_left_behind(c, "a GGUF cannot hold files")]
+    _record_dropped(c, placeless, losses)
+    losses.others += [*losses_without_keys(c), *dropped_files_loss(c, "a GGUF cannot hold files")]
     carried = extras_in_gguf(c)
     stay = replace(c, extras={name: tensor for name, tensor in c.extras.items() if name not in carried})
     for part in stay.extra_parts():
@@ -277,9 +277,9 @@ def _with_scales(
         )
 
 
-def _tell_left(c: Canonical, placeless: Sequence[str], losses: Losses) -> None:
+def _record_dropped(c: Canonical, placeless: Sequence[str], losses: Losses) -> None:
     """Adds a loss for each tensor of the network and each module after it that a GGUF cannot store."""
-    for sentence in without_place(placeless, c.hparams.hf_architecture):
+    for sentence in unsupported_parts(placeless, c.hparams.hf_architecture):
         losses.add(sentence)
     modules = c.hparams.extra.get("other_modules")
     for module in modules if isinstance(modules, list) else []:

@@ -14,7 +14,7 @@ from aprfmt.arch.heads import MODULE
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical import sidecar
 from aprfmt.canonical.depth_pruning import with_layers
-from aprfmt.canonical.drafts import named_drafts, with_drafts_counted
+from aprfmt.canonical.drafts import named_drafts, with_mtp_layers_counted
 from aprfmt.canonical.model import Canonical, from_gguf
 from aprfmt.canonical.packed import HF_QUANT, without_packing
 from aprfmt.canonical.sides import hf_side
@@ -22,7 +22,7 @@ from aprfmt.canonical.single_experts import with_single_experts
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, extra_dtype, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS
-from aprfmt.convert.files import say_left_behind, tell_differences
+from aprfmt.convert.files import dropped_files_loss, record_differences
 from aprfmt.convert.serving import PackedModules, packed_modules
 from aprfmt.convert.source_manifest import SourceManifest, overlay
 from aprfmt.convert.source_manifest_writer import restorable, source_names
@@ -62,7 +62,7 @@ def layouts(c: Canonical, work: Work) -> Output:
 def folder(c: Canonical, work: Work, manifest: SourceManifest | None, framework: str) -> Output:
     """The folder; `framework` goes into the shards' `__metadata__` ("pt" for transformers, "mlx" for MLX)."""
     if from_gguf(c):
-        tell_differences(c, work.losses)
+        record_differences(c, work.losses)
     losses, shard_bytes = work.losses, work.options.shard_bytes
     source = source_texts(c, manifest)
     # The classes in the source's config.json expect its tensor names.
@@ -120,7 +120,7 @@ def folder(c: Canonical, work: Work, manifest: SourceManifest | None, framework:
         shards = [replace(shard, name=shard.name.replace("model", "adapter_model", 1)) for shard in shards]
     others = manifest.other_layouts() if manifest is not None else []
     if manifest is None:
-        losses.others += say_left_behind(c, "the source manifest does not match the model")
+        losses.others += dropped_files_loss(c, "the source manifest does not match the model")
     layouts = [*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *modules, *shards]
     return Output(layouts, tensors, n_params=c.n_params if packed.packed else None)
 
@@ -168,7 +168,7 @@ def config_json(
     # What the source's own config.json lacks, the new one may lack too.
     unwritten = None if source is not None else _of_tensors(c, tensors)
     has_own = source is not None or params is not None or unwritten is not None
-    now = hp.to_hf_config((c if has_own else with_drafts_counted(c)).hparams, complete=not has_own)
+    now = hp.to_hf_config((c if has_own else with_mtp_layers_counted(c)).hparams, complete=not has_own)
     if not has_own:
         return _json(now | {"dtype": _torch_dtype(tensors)}), False
     at = c.model.path / CONFIG if is_folder(c.model.path) else c.model.path
@@ -332,7 +332,7 @@ def safetensors_layouts(c: Canonical, work: Work) -> Output:
     manifest = restorable(c, "safetensors")
     own_names = names_of_source(c, manifest)
     tensors = _hf_tensors(c, work.options.dtype, work.losses, own_names)
-    work.losses.others += say_left_behind(c, "a safetensors file cannot hold other files")
+    work.losses.others += dropped_files_loss(c, "a safetensors file cannot hold other files")
     if manifest is not None and _keeps_all(c, tensors, own_names) and len(manifest.files) == 1:
         return Output([replace(manifest.layouts()[0], name=work.name)], tensors, lossless=True)
     own = c.model.native_as(SafetensorsNative)

@@ -25,7 +25,7 @@ from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float, plain_dty
 from aprfmt.codecs.affine import BITS_OF_BLOCKS, BLOCK, PARTS, Affine, check, parse_affine, quantized, regrouped
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.split import SplitStream
-from aprfmt.convert.files import say_left_behind
+from aprfmt.convert.files import dropped_files_loss
 from aprfmt.convert.options import Options
 from aprfmt.convert.quantization import QuantizedTensor, Recoding
 from aprfmt.convert.source_manifest_writer import restorable
@@ -174,7 +174,7 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _MlxPlan) ->
     shards = _shards(planned.outs, work.options.shard_bytes or DEFAULT_SHARD_BYTES, n_params)
     others = recipe.other_layouts() if recipe is not None else []
     if recipe is None:
-        losses.others += say_left_behind(c, "the source manifest does not match the model")
+        losses.others += dropped_files_loss(c, "the source manifest does not match the model")
     layouts = [*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *shards]
     return Output(layouts, planned.outs, n_params=n_params)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.arch.row import Tower
-from aprfmt.canonical.derived_tensors import Sources, made_place, made_tensors
+from aprfmt.canonical.derived_tensors import Sources, compute_derived, derived_position
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.sides import gguf_side
 from aprfmt.canonical.tensor import CanonicalTensor, is_float, is_matrix, plain_dtype
@@ -71,12 +71,12 @@ def _tensors(c: Canonical, row: Tower, work: Work, whole: Canonical) -> Iterator
     sources = Sources(c.tensors, c.hparams, whole.tensors.get(whole.embedding), whole.tokenizer)
     stored = gguf_side(row, c.hparams, c.tensors)
     known = {tensor.name: tensor.shape for tensor in stored}
-    made = {t.name: t for t in made_tensors(row, sources) if known.get(t.name) != t.shape} if row.made else {}
+    made = {t.name: t for t in compute_derived(row, sources) if known.get(t.name) != t.shape} if row.made else {}
     for name in made.keys() & known.keys():
         shape = list(made[name].shape)
         work.losses.add(f"{name} is {shape}, computed from {list(known[name])} for the GGUF's image size")
     every = (*(tensor for tensor in stored if tensor.name not in made), *made.values())
-    for tensor in sorted(every, key=lambda tensor: made_place(row, tensor.name)):
+    for tensor in sorted(every, key=lambda tensor: derived_position(row, tensor.name)):
         dtype = _dtype(row, tensor, wanted)
         work.losses.note(tensor.original_dtype, dtype)
         yield tensor.out(tensor.name, dtype, work.losses.overflow)
