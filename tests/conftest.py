@@ -25,6 +25,8 @@ from tiny_models import BYTES, build
 from tiny_models import CASES as TINY_CASES
 from turns import examples, left_out, turn
 
+from aprfmt.errors import set_hint_words
+
 # Examples are judged, not the machine's load.
 hypothesis.settings.register_profile(
     "here", deadline=None, max_examples=examples(100), suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -111,6 +113,14 @@ def quick_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hints_of_the_command_line() -> Iterator[None]:
+    """Hints name options, also those of functions; test_python_words.py tests those for Python callers."""
+    before = set_hint_words(None)
+    yield
+    set_hint_words(before)
 
 
 @pytest.fixture(scope="session", autouse=True)

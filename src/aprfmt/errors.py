@@ -309,9 +309,11 @@ _words: list[Callable[[str], str]] = []
 """What the public functions word their hints with, the last; none: hints name options of the command line."""
 
 
-def set_hint_words(words: Callable[[str], str] | None) -> None:
-    """Sets how the public functions word their hints: None as the command line does."""
+def set_hint_words(words: Callable[[str], str] | None) -> Callable[[str], str] | None:
+    """Sets how the public functions word their hints, None as the command line does; returns the previous setting."""
+    before = _words[-1] if _words else None
     _words[:] = [] if words is None else [words]
+    return before
 
 
 def worded_errors(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -329,8 +331,10 @@ def worded_errors(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return call
 
 
-_COMMAND = re.compile(r"\b(apr|pip|git|torchrun|ssh) [a-z./]")
-_FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)(?:[ =]([A-Z][A-Z0-9_]*\b|\d[\w.]*|'[^']*'|\"[^\"]*\"))?")
+_COMMAND = re.compile(r"\b(apr|pip|git|torchrun|ssh|aws|gcloud|curl|hf|ollama|docker) [a-z./-]")
+_FLAG = re.compile(
+    r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)(?: ([A-Z][A-Z0-9_]*\b|\d[\w.]*|'[^']*'|\"[^\"]*\")|=([\w.-]*\w))?"
+)
 _SWITCHES = re.compile(
     r"allow_(?!changed)\w+|force|plan|strict|repeat|qa|raw|pure|follow_links|deterministic|resume|verify|in_place"
 )
@@ -345,6 +349,8 @@ def python_words(hint: str) -> str:
         name, value = match[2].replace("-", "_"), match[3]
         if match[1]:
             return f"{name}=False"
+        if match[4] is not None:
+            return f"{name}={match[4]!r}"
         if value is not None:
             return f"{name}={value}"
         return f"{name}=True" if _SWITCHES.fullmatch(name) else name

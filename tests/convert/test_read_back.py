@@ -83,7 +83,7 @@ def test_trouble_with_the_disk_is_said_as_such(tmp_path: Path, monkeypatch: pyte
     def fail(path: object) -> None:
         raise StorageError("cannot read")
 
-    monkeypatch.setattr("aprfmt.formats.open", fail)
+    monkeypatch.setattr("aprfmt.formats.open_own", fail)
     with pytest.raises(StorageError):
         integrity.read_back("x")
 

@@ -135,7 +135,8 @@ def write_texts(root: Path) -> None:
         texts = (json.dumps({"text": text}) for text in functions(count))
         (root / f"{name}.jsonl").write_text("\n".join(texts))
     turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "The fox."}]
-    (root / "chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    chats = [turns, [{"role": "user", "content": "And where?"}, {"role": "assistant", "content": "In the garden."}]]
+    (root / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     (root / "chat.json").write_text(json.dumps(turns[:1]))
     (root / "table.csv").write_text("body\none\ntwo\n")
     (root / "src").mkdir()

@@ -17,6 +17,7 @@ FUNCTIONS = {
     **{f"{name}": f"{name}_model" for name in ("import", "export", "convert", "quantize", "prune")},
     "merge-adapter": "merge_adapter",
     "eval": "evaluate",
+    "canary": "make_canary",
 }
 """Commands whose functions have other names."""
 

@@ -93,7 +93,7 @@ def test_a_lack_of_memory_is_an_error_of_ours(
         aprfmt.inspect(tmp_path)
     assert isinstance(caught.value, OutOfMemoryError)
     assert caught.value.exit_code == 7
-    monkeypatch.delitem(vars(aprfmt), "inspect")
+    vars(aprfmt).pop("inspect", None)
 
 
 def test_other_errors_stay(monkeypatch: pytest.MonkeyPatch) -> None:

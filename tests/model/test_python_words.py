@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import demo_model
@@ -10,7 +11,7 @@ import pytest
 
 import aprfmt
 from aprfmt.cli.main import run as apr
-from aprfmt.errors import RefusedError, UnknownTensorError, UsageError, python_words
+from aprfmt.errors import RefusedError, UnknownTensorError, UsageError, python_words, set_hint_words
 from aprfmt.tokenizer import encoding
 
 
@@ -76,6 +77,15 @@ def test_functions_give_what_the_commands_print(model_file: Path, tmp_path: Path
     assert caught.value.hint == "did you mean steps?"
 
 
+@pytest.fixture
+def python_hints() -> Iterator[None]:
+    """Hints as a Python program gets them."""
+    before = set_hint_words(python_words)
+    yield
+    set_hint_words(before)
+
+
+@pytest.mark.usefixtures("python_hints")
 def test_hints_name_arguments_for_python_and_options_for_a_shell(
     model_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +112,8 @@ def test_hints_name_arguments_for_python_and_options_for_a_shell(
         ("--no-license pushes without one", "license=False pushes without one"),
         ("--allow-unmapped drops them", "allow_unmapped=True drops them"),
         ("apr eval m.gguf --data text.txt", "apr eval m.gguf --data text.txt"),
+        ("aws s3 cp --recursive s3://b/x FOLDER", "aws s3 cp --recursive s3://b/x FOLDER"),
+        ("--verify=logits compares logits", "verify='logits' compares logits"),
         ("a -- b --- c", "a -- b --- c"),
     ],
 )

@@ -99,7 +99,7 @@ def with_template(source: Path, target: Path, template: str) -> Path:
 
 def with_key(source: Path, target: Path, key: str, value: object) -> Path:
     """Another value of a key of the header."""
-    stamp(source, target, set={key: value})
+    stamp(source, target, set={key: value}, check_template=False)
     return target
 
 

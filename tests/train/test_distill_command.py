@@ -333,6 +333,6 @@ def test_two_processes_train_what_one_trains(teacher_file: Path, corpus_file: Pa
 def test_help_shows_every_option_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert apr(["distill", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for part in ("--kd-weight, --alpha X", "[default: 0.7]", "--save-every N", "[default: 5000]", "--micro-tokens N"):
+    for part in ("--kd-weight, --alpha X", "[default: 0.8]", "--save-every N", "[default: 5000]", "--micro-tokens N"):
         assert part in text
     assert not re.search(r"default: None", text)

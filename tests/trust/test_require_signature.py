@@ -41,6 +41,7 @@ WORDS: dict[str, str] = {
     "prune": "prune IN -o OUT --drop-layers 1",
     "imatrix": "imatrix IN --data DATA -o OUT.gguf",
     "shard": "shard IN -o OUT",
+    "meta": "meta list IN",
     "stamp": "stamp IN -o OUT.apr --license MIT",
     "run": "run IN hello",
     "bench": "bench IN",

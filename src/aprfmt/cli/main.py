@@ -73,21 +73,23 @@ def run(arguments: list[str]) -> int:
     """
     from aprfmt.cli.failures import meant, report
     from aprfmt.cli.output import out
-    from aprfmt.errors import python_words, set_hint_words
+    from aprfmt.errors import set_hint_words
     from aprfmt.trust.signature import REQUIRED_SIGNER
 
     out.configure(arguments)
-    set_hint_words(None)
-    signer = os.environ.get(REQUIRED_SIGNER)
+    words, signer = set_hint_words(None), None
     try:
+        signer = os.environ.get(REQUIRED_SIGNER)
         error = _try(arguments)
         if isinstance(error, BaseException) and (ours := meant(error, arguments)) is not None:
             out.configure(ours.words)
             out.note(ours.line())
             error = _try(ours.words)
         return report(error) if isinstance(error, BaseException) else error
+    except (MemoryError, SystemError) as error:  # os.environ needs memory too
+        return report(error)
     finally:
-        set_hint_words(python_words)
+        set_hint_words(words)
         if signer is not None:
             os.environ[REQUIRED_SIGNER] = signer
         else:

@@ -27,7 +27,7 @@ class TeacherCommand(Common, LlamaMachine):
     apr teacher big.gguf --data c.jsonl -o probs --top-k 64
     apr teacher big.gguf --data c.jsonl -o probs --student s.apr --plan
     apr distill --teacher-logprobs probs --student s.apr --config run.toml -o run
-    apr teacher http://localhost:8000 --student s.apr --data c.jsonl -o probs --top-k 20
+    apr teacher http://localhost:8000 --student s.apr --data c.jsonl -o probs
     apr teacher --student s.apr --data c.jsonl -o probs --prompts p.jsonl
     apr teacher --student s.apr --data c.jsonl -o probs --from-vllm r.jsonl
     """

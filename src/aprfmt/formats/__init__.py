@@ -164,8 +164,9 @@ def open(path: PathLike) -> Model:
     """
     name = resolve(path)
     with downloads.explained(name):
-        signature = _signature(name, _reader_of(name).name)
-    model = open_own(name)
+        reader = _reader_of(name)
+        signature = _signature(name, reader.name)
+        model = _open_complete(name, reader)
     model.signature = signature
     return model
 
@@ -189,13 +190,17 @@ def open_own(path: PathLike) -> Model:
     """The same for a file that this program wrote, which nobody has signed yet."""
     name = resolve(path)
     with downloads.explained(name):
-        model = _reader_of(name).open(name)
-        try:
-            for source in model.sources:
-                downloads.check_complete(source.path)
-        except BaseException:
-            model.close()
-            raise
+        return _open_complete(name, _reader_of(name))
+
+
+def _open_complete(path: Path, reader: Reader) -> Model:
+    model = reader.open(path)
+    try:
+        for source in model.sources:
+            downloads.check_complete(source.path)
+    except BaseException:
+        model.close()
+        raise
     return model
 
 

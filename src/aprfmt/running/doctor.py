@@ -35,6 +35,7 @@ EXTRAS = {
     "llama": ("xllamacpp", "run, bench, qa, imatrix, export --verify"),
     "train": ("torch", "distill, pretrain, eval on a GPU"),
     "hub": ("huggingface_hub", "hf:// addresses, push"),
+    "sign": ("model-signing", "sign, verify, --require-signature"),
     "fast": ("isal", "faster checksums"),
 }
 """Extra -> (its package, the commands that need it)."""
