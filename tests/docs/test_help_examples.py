@@ -337,7 +337,9 @@ def test_the_example_runs(
         words = [*words[:2], "--steps", "2"]
     if "curves.png" in words:
         pytest.importorskip("matplotlib")
-    if (name in COSTLY and line != examples(name)[0]) or "--live" in words:  # tests/html/test_live_page.py runs it
+    # tests/html/test_live_page.py, tests/train/teacher and tests/train/data run these.
+    elsewhere = "--live" in words or any(word.startswith(("http://", "hf://datasets/")) for word in words)
+    if elsewhere or (name in COSTLY and line != examples(name)[0]):
         command_of(name).make_context(name, words[1:])
         return
     if "org/" in line:

@@ -171,7 +171,8 @@ class CompletionServer:
 
     def _refusal(self, error: urllib.error.HTTPError, path: str) -> Exception:
         try:
-            said = " ".join(error.read(_SHOWN_BYTES).decode("utf-8", "replace").split())
+            with error:
+                said = " ".join(error.read(_SHOWN_BYTES).decode("utf-8", "replace").split())
         except (OSError, http.client.HTTPException):
             said = ""
         words = f"the server answered {error.code} to {path}" + (f": {said}" if said else "")
