@@ -27,6 +27,11 @@ from turns import examples, left_out, turn
 
 from aprfmt.errors import set_hint_words
 
+ONEDNN_ISAS = {"default": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE"}
+"""`ATEN_CPU_CAPABILITY` -> the same for oneDNN, which else packs bf16 for the real processor."""
+if os.environ.get("ATEN_CPU_CAPABILITY") in ONEDNN_ISAS:
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", ONEDNN_ISAS[os.environ["ATEN_CPU_CAPABILITY"]])
+
 # Examples are judged, not the machine's load.
 hypothesis.settings.register_profile(
     "here", deadline=None, max_examples=examples(100), suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -21,7 +21,7 @@ from aprfmt import formats
 from aprfmt.canonical.checks import check_before_writing
 from aprfmt.canonical.read import canonical
 from aprfmt.convert.gguf_edit import SECTOR, Text, difference, name_hint, parse_text
-from aprfmt.errors import AprError, RefusedError, UsageError, storage_errors
+from aprfmt.errors import AprError, OutOfMemoryError, RefusedError, StorageError, UsageError, storage_errors
 from aprfmt.formats.hf_files import parse_object
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.safetensors import METADATA_KEY
@@ -269,6 +269,8 @@ def _check_config(model: Model, native: HfNative, changed: Mapping[str, bytes | 
 def _problem(model: Model) -> str | None:
     try:
         check_before_writing(canonical(model), False)
+    except (StorageError, OutOfMemoryError):
+        raise
     except AprError as error:
         return f"{error.tensor}: {error.message}" if error.tensor else error.message
     return None

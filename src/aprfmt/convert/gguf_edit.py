@@ -15,7 +15,7 @@ from aprfmt.arch.scopes import full_key, keys_of
 from aprfmt.arch.table import find_gguf
 from aprfmt.canonical.checks import check_before_writing
 from aprfmt.canonical.read import canonical
-from aprfmt.errors import AprError, RefusedError, UsageError
+from aprfmt.errors import AprError, OutOfMemoryError, RefusedError, StorageError, UsageError
 from aprfmt.formats.gguf import GgufNative, GgufPart, model_of, read_pairs
 from aprfmt.formats.gguf_fields import GgufType, KvMapping
 from aprfmt.formats.gguf_write import ValueType, encode_kv
@@ -267,6 +267,8 @@ def _network_problems(model: Model, part: GgufPart) -> Iterator[str]:
         return
     try:
         check_before_writing(canonical(model_of(model.path, [replace(part, kv=kv)])), False)
+    except (StorageError, OutOfMemoryError):
+        raise
     except AprError as error:
         yield error.message
     yield from (f"{key} {problem}" for key, problem in key_problems(row, kv, shapes))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from aprfmt import formats
 from aprfmt.canonical.model import Canonical
 from aprfmt.convert.source_manifest import read_manifest
-from aprfmt.errors import AprError, ChecksumError, RefusedError, StorageError, UnsupportedError
+from aprfmt.errors import AprError, ChecksumError, OutOfMemoryError, RefusedError, StorageError, UnsupportedError
 from aprfmt.formats import apr2
 from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.io.pipe import layout_digest
@@ -54,7 +54,7 @@ def read_back(output: str) -> None:
         with formats.open_own(output) as model:
             if model.convention != "apr":  # whose dimensions are stored with the vocabulary, see targets.apr
                 _ = model.hparams
-    except StorageError:
+    except (StorageError, OutOfMemoryError):
         raise
     except AprError as error:
         raise RefusedError(
