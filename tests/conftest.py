@@ -21,6 +21,7 @@ import pytest
 import skips
 from converter_peer import ConverterPeer
 from llama_peer import LlamaPeer
+from processor_times import recorded
 from tiny_models import BYTES, build
 from tiny_models import CASES as TINY_CASES
 from turns import examples, left_out, turn
@@ -95,6 +96,18 @@ def _order(items: list[pytest.Item]) -> None:
     if int(seed) % 2:
         items.reverse()
     items.sort(key=lambda item: places[item.path])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Records its processor time where APR_TEST_TIMES asks for it."""
+    return (yield from recorded(item, "setup"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Records its processor time where APR_TEST_TIMES asks for it."""
+    return (yield from recorded(item, "call"))
 
 
 def pytest_collection_finish() -> None:

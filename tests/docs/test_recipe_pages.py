@@ -17,7 +17,6 @@ from doc_pages import blocks, run_page
 from hub_server import serve
 from safetensors.numpy import save_file
 from tower_models import all_tower_cases, build_tower
-from turns import in_turn, turn
 
 import aprfmt
 
@@ -118,15 +117,8 @@ def hub_of(page: str, original: Path) -> Iterator[dict[str, str]]:
 
 PAGES = [*(ROOT / f"docs/{name}.md" for name in ("getting-started", "faq", "apr-format")), *RECIPES]
 
-ALWAYS = ("getting-started",)
-"""What every commit runs; the other pages run in turn."""
 
-
-def chosen() -> list[Path]:
-    return in_turn(PAGES, lambda page: page.stem in ALWAYS, turn(), of=4)
-
-
-@pytest.mark.parametrize("page", chosen(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_every_block_runs(page: Path, tmp_path: Path, smollm2_gguf: Path, shallow: Path, original: Path) -> None:
     (tmp_path / smollm2_gguf.name).symlink_to(smollm2_gguf if page.stem in WHOLE else shallow)
     if page.stem in NEEDS:

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -47,48 +49,72 @@ def modules(package: str) -> Iterator[Path]:
     yield from sorted((SRC / package).rglob("*.py"))
 
 
-def imports(path: Path, *, types: bool = False) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import, also inside functions; those for type checkers only with `types`."""
-    tree = ast.parse(path.read_text())
-    skipped = {
+@dataclass(frozen=True)
+class Parsed:
+    """What the tests of this file ask of a module, from one walk over its tree."""
+
+    imports: list[tuple[ast.Import | ast.ImportFrom, bool]]
+    """Each import, and whether it is for type checkers alone."""
+    facade: list[tuple[int, str]]
+    """(line, name) of `aprfmt.name`."""
+    classes: list[str]
+    functions: list[tuple[int, int]]
+    """First and last line."""
+
+
+@cache
+def parsed(path: Path) -> Parsed:
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    for_types = {
         id(node)
-        for block in ast.walk(tree)
-        if not types
-        and isinstance(block, ast.If)
-        and isinstance(block.test, ast.Name)
-        and block.test.id == "TYPE_CHECKING"
+        for block in nodes
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
         for node in ast.walk(block)
     }
-    for node in ast.walk(tree):
-        if id(node) in skipped:
+    found = Parsed([], [], [], [])
+    for node in nodes:
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                assert isinstance(node, ast.Import) or node.level == 0, f"{path}:{node.lineno}: relative import"
+                found.imports.append((node, id(node) in for_types))
+            case ast.Attribute(value=ast.Name(id="aprfmt"), attr=name, lineno=line):
+                found.facade.append((line, name))
+            case ast.ClassDef():
+                found.classes.append(node.name)
+            case ast.FunctionDef():
+                found.functions.append((node.lineno, node.end_lineno or node.lineno))
+    return found
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import, also inside functions, but of those for type checkers."""
+    for node, for_types in parsed(path).imports:
+        if for_types:
             continue
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            module = node.module or ""
-            if module == "aprfmt":
-                yield from ((node.lineno, f"aprfmt.{alias.name}") for alias in node.names)
-            else:
-                yield node.lineno, module
+        elif node.module == "aprfmt":
+            yield from ((node.lineno, f"aprfmt.{alias.name}") for alias in node.names)
+        else:
+            yield node.lineno, node.module or ""
 
 
 def behind_facade(path: Path) -> Iterator[tuple[int, str]]:
     """(line, module) of every public name that is taken from `aprfmt` itself: the module that defines it."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        match node:
-            case ast.Attribute(value=ast.Name(id="aprfmt"), attr=name, lineno=line) if name in aprfmt._LAZY:
-                yield line, aprfmt._LAZY[name].partition(":")[0]
+    for line, name in parsed(path).facade:
+        if name in aprfmt._LAZY:
+            yield line, aprfmt._LAZY[name].partition(":")[0]
 
 
 def imported(path: Path, known: Container[str], *, types: bool = False) -> set[str]:
     """The modules that `path` imports; a module that is imported from its package counts, and not the package."""
-    lines = {line for line, _ in imports(path, types=types)}
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import) and node.lineno in lines:
+    for node, for_types in parsed(path).imports:
+        if for_types and not types:
+            continue
+        if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.lineno in lines:
+        else:
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {name if name in known else str(node.module) for name in whole}
     return found
@@ -96,8 +122,7 @@ def imported(path: Path, known: Container[str], *, types: bool = False) -> set[s
 
 def inner_lines(path: Path) -> set[int]:
     """Lines that stand inside functions."""
-    functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
-    return {line for node in functions for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    return {line for first, last in parsed(path).functions for line in range(first, last + 1)}
 
 
 def layer(module: str) -> str | None:
@@ -151,12 +176,7 @@ def test_no_import_leads_back() -> None:
 
 def test_a_class_name_is_used_once() -> None:
     """So that a search for a name finds one thing."""
-    classes = (
-        (node.name, name)
-        for name, path in in_our_house().items()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-    )
+    classes = ((found, name) for name, path in in_our_house().items() for found in parsed(path).classes)
     places: dict[str, list[str]] = {}
     for name, module in classes:
         places.setdefault(name, []).append(module)

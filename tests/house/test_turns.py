@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from turns import PARTS, in_turn, left_out, turn
+from turns import LONG_TESTS, PARTS, _listed, in_turn, left_out, read_long_tests, takes_turns, turn
 
 TURNS = 4
 
@@ -47,6 +47,10 @@ class Item:
     given: str = ""
 
     @property
+    def nodeid(self) -> str:
+        return f"{self.path}::{self.name}"
+
+    @property
     def callspec(self) -> SimpleNamespace:
         return SimpleNamespace(params={"model": self.given})
 
@@ -79,3 +83,25 @@ def test_tests_of_one_value_run_together() -> None:
     items = [Item(f"test_{test}[{n}]", (mark,), given=str(n)) for test in "ab" for n in range(9)]
     ran = [sorted(item.name for item in set(items) - left_out(items, now)) for now in range(PARTS)]  # type: ignore[arg-type]
     assert sorted(ran) == [[f"test_{test}[{n}]" for test in "ab" for n in (0, now, now + 4)] for now in range(1, 5)]
+
+
+def test_listed_tests_take_turns_that_cost_alike() -> None:
+    """Of a function its cases, of a file the whole; what is not listed always runs, and marks go before the list."""
+    long = {"test_one.py::test_a": 4.0, "test_one.py::test_b": 3.0, "test_two.py": 9.0}
+    cases = [Item(f"test_a[{n}]") for n in range(8)]
+    whole = [Item(name, path=Path("test_two.py")) for name in ("test_a", "test_c[1]", "test_c[2]")]
+    others = [Item("test_c"), Item("test_a[marked]", (pytest.mark.turns.mark,))]
+    items = [*cases, Item("test_b"), *whole, *others]
+    ran = [set(items) - _listed(items, now, long) for now in range(5, 5 + PARTS)]  # type: ignore[arg-type]
+    assert set().union(*ran) == set(items)
+    assert all(part >= {*others} for part in ran)
+    assert sorted(len(part & {*whole}) for part in ran) == [0, 0, 0, 3]
+    assert sorted(len(part & {*cases}) for part in ran) == [2, 2, 2, 2]
+
+
+def test_the_list_names_tests_that_are_there_and_choose_no_cases_themselves() -> None:
+    root = LONG_TESTS.parents[2]
+    for name in read_long_tests(LONG_TESTS):
+        file, _, function = name.partition("::")
+        assert not function or f"def {function.rpartition('::')[2]}(" in (root / file).read_text(), name
+        assert not takes_turns(root / file), name

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from arch_models import CACHE
 from demo_model import build
-from turns import in_turn, turn
 
 import aprfmt
 from aprfmt.formats.hf_files import read_tokenizer
@@ -116,7 +115,8 @@ def real(name: str) -> Tokenizer:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-@pytest.mark.parametrize("name", in_turn(NAMES, lambda name: name == NAMES[0], turn(), of=4))
+@pytest.mark.turns
+@pytest.mark.parametrize("name", NAMES)
 def test_the_page_finds_the_ids_of_the_library(name: str, tmp_path: Path) -> None:
     tokenizer = tiny(tmp_path) if name == "tiny" else real(name)
     texts = [*hard_texts(), *MORE]

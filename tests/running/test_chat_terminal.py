@@ -91,8 +91,8 @@ def start() -> Iterator[Start]:
         terminal.close()
 
 
-def test_a_conversation(start: Start, smollm2_gguf: Path) -> None:
-    talk = start("run", smollm2_gguf, "-n", 24, "--stop", "zzzz")
+def test_a_conversation(start: Start, smollm2_short: Path) -> None:
+    talk = start("run", smollm2_short, "-n", 24, "--stop", "zzzz")
     talk.expect(READY)
     talk.type("My name is Bob. What is 2+2?\n")
     first = talk.expect(READY)
@@ -136,8 +136,8 @@ def test_interrupts_and_the_end(start: Start, smollm2_gguf: Path) -> None:
     assert "Traceback" not in talk.text
 
 
-def test_the_oldest_messages_are_forgotten(start: Start, smollm2_gguf: Path) -> None:
-    talk = start("run", smollm2_gguf, "--ctx", 256, "-n", 40)
+def test_the_oldest_messages_are_forgotten(start: Start, smollm2_short: Path) -> None:
+    talk = start("run", smollm2_short, "--ctx", 256, "-n", 40)
     talk.expect(READY)
     for _ in range(6):
         talk.type("Name some animals that live in a forest and some that live in the sea.\n")

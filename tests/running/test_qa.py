@@ -54,11 +54,11 @@ def gate(report: QaReport, name: str) -> GateResult:
 
 @pytest.fixture
 def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third of the bundled texts: enough to find a fault, while `test_smollm2_passes` reads them whole."""
+    """The beginnings of the bundled texts: enough to find a fault, while `test_smollm2_passes` reads them whole."""
     monkeypatch.setattr("aprfmt.running.examined.TEXTS", tuple(text[:_CHARACTERS] for text in TEXTS))
 
 
-_CHARACTERS = 1200
+_CHARACTERS = 500
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,18 @@ functions of a file that take no cases, and of the cases of those that are marke
 With `turns(by="name")` all tests of a file that take the same value of the parameter `name` run together, so that what
 they share is built for the values in turn only. With `turns(rows=True)` the first case of each row always runs: what
 stands before the first `/` in a case's id is its row. `turns(of=…)` names another number of parts.
+
+Tests without a mark that take long are listed in long_tests.txt, and a quarter of them runs: of each function another
+case. A listed file, whose fixtures take long, runs as a whole.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +29,13 @@ Case = TypeVar("Case")
 
 PARTS = 4
 """Commits in a row that run every test that is marked."""
+
+
+LONG_TESTS = Path(__file__).with_name("long_tests.txt")
+"""What takes a second and more of processor time for a case: `SECONDS FILE::FUNCTION` or `SECONDS FILE` a line.
+
+`tools/long_tests.py` writes it.
+"""
 
 
 @cache
@@ -62,7 +73,39 @@ def first_always(values: Iterable[Case]) -> list[Any]:
 
 
 def left_out(items: Iterable[pytest.Item], now: int | None) -> set[pytest.Item]:
-    """The marked tests that the turn `now` does not run."""
+    """The marked and the listed tests that the turn `now` does not run."""
+    items = [*items]
+    return _marked(items, now) | (set() if now is None else _listed(items, now, read_long_tests(LONG_TESTS)))
+
+
+def read_long_tests(path: Path) -> dict[str, float]:
+    """Seconds by file or function."""
+    lines = (line.split(maxsplit=1) for line in path.read_text().splitlines() if not line.startswith("#"))
+    return {name: float(seconds) for seconds, name in lines}
+
+
+def takes_turns(path: Path) -> bool:
+    """Whether a file of tests chooses among its cases itself."""
+    return re.search(r"\b(in_turn\(|turn\(\))", path.read_text()) is not None
+
+
+def _listed(items: Iterable[pytest.Item], now: int, long: Mapping[str, float]) -> set[pytest.Item]:
+    """Listed tests of other turns; the most expensive are dealt first, so that turns cost alike."""
+    units: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("turns") is None:
+            file, _, case = item.nodeid.partition("::")
+            function = f"{file}::{case.partition('[')[0]}"
+            if file in long:
+                units[file].append(item)
+            elif function in long:
+                units[item.nodeid].append(item)
+    cost = {unit: long.get(unit) or long[unit.partition("[")[0]] for unit in units}
+    dealt = sorted(units, key=lambda unit: (-cost[unit], unit))
+    return {item for place, unit in enumerate(dealt) if place % PARTS != now % PARTS for item in units[unit]}
+
+
+def _marked(items: Iterable[pytest.Item], now: int | None) -> set[pytest.Item]:
     tables: dict[tuple[Path, str, int, bool], dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
         mark = item.get_closest_marker("turns")
