@@ -1,7 +1,8 @@
 """The files that a signature covers, and their digests.
 
-A file is hashed through a small buffer, never mapped: resident memory stays small, and a file that is cut short
-meanwhile is an error. BLAKE3 uses every core on one file; the other algorithms hash several files at a time.
+A file is hashed through two small buffers, one read while the other is hashed, and never mapped: resident memory stays
+small, and a file that is cut short meanwhile is an error. BLAKE3 uses every core on one file; the other algorithms hash
+several files at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ WHOLE = "."
 GIT_NAMES = (".git", ".gitattributes", ".github", ".gitignore")
 """What OpenSSF Model Signing never covers: no reader of a model opens it."""
 
-_BUFFER_BYTES = 8 << 20
+_BUFFER_BYTES = 4 << 20
 _MOST_THREADS = 8
 
 
@@ -188,13 +189,33 @@ def _digests_of(
 
 def _digest(source: Source, start: int, end: int, algorithm: str, advance: Callable[[int, str], None]) -> str:
     digest = _HASHES[algorithm]()
-    buffer = memoryview(bytearray(min(_BUFFER_BYTES, end - start)))
-    for at in range(start, end, _BUFFER_BYTES):
-        view = buffer[: min(_BUFFER_BYTES, end - at)]
-        source.read_into(at, view)
+    for view in _read_ahead(source, start, end):
         digest.update(view)
         advance(len(view), os.path.basename(source.path))
     return digest.hexdigest()
+
+
+def _read_ahead(source: Source, start: int, end: int) -> Iterator[memoryview]:
+    """The bytes [start, end) of a file in pieces, each valid until the next one is asked for; the next is read meanwhile."""
+    if end <= start:
+        return
+    buffers = [memoryview(bytearray(min(_BUFFER_BYTES, end - start))) for _ in range(1 + (end - start > _BUFFER_BYTES))]
+
+    def read(at: int) -> memoryview:
+        view = buffers[(at - start) // _BUFFER_BYTES % 2][: min(_BUFFER_BYTES, end - at)]
+        source.read_into(at, view)
+        return view
+
+    if len(buffers) == 1:
+        yield read(start)
+        return
+    with ThreadPoolExecutor(1) as reader:
+        ahead = reader.submit(read, start)
+        for at in range(start, end, _BUFFER_BYTES):
+            view = ahead.result()
+            if at + _BUFFER_BYTES < end:
+                ahead = reader.submit(read, at + _BUFFER_BYTES)
+            yield view
 
 
 def compare(signed: Mapping[str, str], found: Mapping[str, str], *, by_shards: bool = False) -> SignedDifference:
