@@ -11,13 +11,14 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from aprfmt import formats
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import AprError, CorruptError, LimitError
+from aprfmt.io.json_shape import list_of, mapping_of
 from aprfmt.io.jsonx import loads
 from aprfmt.io.sink import AtomicFile, check_target
 from aprfmt.io.source import Source
@@ -164,10 +165,10 @@ def read_canary(path: PathLike) -> Canary:
             raise LimitError(f"a canary is limited to {MAX_CANARY_BYTES} bytes", path=name)
         data = source.read(0, source.size)
     try:
-        value = _mapping(loads(data))
+        value = mapping_of(loads(data))
         if value["schema"] != SCHEMA:
             raise CorruptError("not a canary of this version")
-        prompts = [_prompt(row) for row in _list(value["prompts"])]
+        prompts = [_prompt(row) for row in list_of(value["prompts"])]
         if not prompts:
             raise ValueError
         return Canary(
@@ -182,30 +183,18 @@ def read_canary(path: PathLike) -> Canary:
 
 
 def _prompt(value: object) -> GoldenPrompt:
-    row = _mapping(value)
-    ids, greedy = ([_integer(item) for item in _list(row[key])] for key in ("ids", "greedy"))
-    top = [[_pair(pair) for pair in _list(position)] for position in _list(row["top"])]
+    row = mapping_of(value)
+    ids, greedy = ([_integer(item) for item in list_of(row[key])] for key in ("ids", "greedy"))
+    top = [[_pair(pair) for pair in list_of(position)] for position in list_of(row["top"])]
     layers: dict[str, dict[str, object]] = {}
-    for layer, entry in _mapping(row["layers"]).items():
-        probes = [[_number(item) for item in _list(token)] for token in _list(_mapping(entry)["probes"])]
+    for layer, entry in mapping_of(row["layers"]).items():
+        probes = [[_number(item) for item in list_of(token)] for token in list_of(mapping_of(entry)["probes"])]
         if len({len(token) for token in probes}) != 1:
             raise ValueError
-        layers[str(int(layer))] = {"digest": str(_mapping(entry)["digest"]), "probes": probes}
+        layers[str(int(layer))] = {"digest": str(mapping_of(entry)["digest"]), "probes": probes}
     if not ids or len(ids) >= CONTEXT or not greedy or len(greedy) > CONTEXT or len(top) != len(ids) or not all(top):
         raise ValueError
     return GoldenPrompt(str(row["text"]), ids, greedy, top, layers)
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    if not isinstance(value, dict):
-        raise TypeError
-    return value
-
-
-def _list(value: object) -> Sequence[object]:
-    if not isinstance(value, list):
-        raise TypeError
-    return value
 
 
 def _number(value: object) -> float:
@@ -215,7 +204,7 @@ def _number(value: object) -> float:
 
 
 def _pair(value: object) -> tuple[int, float]:
-    token, logarithm = _list(value)
+    token, logarithm = list_of(value)
     return _integer(token), _number(logarithm)
 
 

@@ -196,7 +196,7 @@ def _digest(source: Source, start: int, end: int, algorithm: str, advance: Calla
 
 
 def _read_ahead(source: Source, start: int, end: int) -> Iterator[memoryview]:
-    """The bytes [start, end) of a file in pieces, each valid until the next one is asked for; the next is read meanwhile."""
+    """The bytes [start, end) of a file in views, each valid until the next one, which is read meanwhile."""
     if end <= start:
         return
     buffers = [memoryview(bytearray(min(_BUFFER_BYTES, end - start))) for _ in range(1 + (end - start > _BUFFER_BYTES))]
