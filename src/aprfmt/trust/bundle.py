@@ -40,13 +40,13 @@ from aprfmt.limits import MAX_SIGNATURE_BYTES
 from aprfmt.text import first_few
 from aprfmt.trust.contents import GIT_NAMES, WHOLE, Serialization, SignedDifference, compare, digests, list_files
 from aprfmt.trust.keys import CURVES, CertificateFile, KeyFile, PublicKeyFile, Signer, SigstoreIdentity, short
+from aprfmt.trust.signature import FOLDER_SIGNATURE
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
     from model_signing import signing, verifying
     from model_signing.manifest import Manifest
 
-FOLDER_SIGNATURE = "model.sig"
 FILE_SUFFIX = ".sig"
 
 _STATEMENT = "https://in-toto.io/Statement/v1"
