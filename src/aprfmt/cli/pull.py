@@ -30,7 +30,7 @@ def pull(
 
     \b
     apr pull oci://registry.example.com/team/model:q4_k_m -o model
-    apr pull oci://localhost:5000/model:1 --require-signature release.pub
+    apr pull oci://localhost:5000/model:1 -o model --force
     """
     with progress_bar("downloading") as progress:
         report = aprfmt.pull(source, output, allow_names=allow_names, force=force, progress=progress)

@@ -64,11 +64,11 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-class _CutError(Exception):
+class _CutConnectionError(Exception):
     """A connection that failed; the request may succeed when it is repeated."""
 
 
-class _AnswerError(Exception):
+class _RefusalError(Exception):
     """A response with an error status: `status`, and the registry's words."""
 
     def __init__(self, status: int, words: str) -> None:
@@ -139,9 +139,9 @@ class Registry:
                     start += len(data)
                     pauses = iter(_PAUSES_S)
                     yield data
-            except _AnswerError as error:
+            except _RefusalError as error:
                 raise self._failed(error) from error
-            except _CutError as error:
+            except _CutConnectionError as error:
                 if (pause := next(pauses, None)) is None:
                     raise self._unreachable(error) from error
                 time.sleep(pause)
@@ -156,7 +156,7 @@ class Registry:
                 with _cuts():
                     data = response.read1(min(_PIECE_BYTES, end - start))
                 if not data:
-                    raise _CutError("the connection was closed")
+                    raise _CutConnectionError("the connection was closed")
                 if time.monotonic() > until:
                     raise StorageError("the registry sends too slowly", path=str(self.where), hint="try again later")
                 start += len(data)
@@ -177,7 +177,7 @@ class Registry:
             while done < size:
                 try:
                     url, sent = self._send(source, url, done, size)
-                except (_CutError, _AnswerError) as error:
+                except (_CutConnectionError, _RefusalError) as error:
                     if (pause := next(pauses, None)) is None or getattr(error, "status", 500) in (400, 413):
                         raise self._failed(error) from error
                     time.sleep(pause)
@@ -276,8 +276,8 @@ class Registry:
             try:
                 with self._response(method, url, headers, body) as response:
                     return _Answer(response.headers, _read(response))
-            except (_CutError, _AnswerError) as error:
-                passes = isinstance(error, _CutError) or error.status in (429, 500, 502, 503, 504)
+            except (_CutConnectionError, _RefusalError) as error:
+                passes = isinstance(error, _CutConnectionError) or error.status in (429, 500, 502, 503, 504)
                 if not passes or (pause := next(pauses, None)) is None:
                     raise self._failed(error) from error
                 time.sleep(pause)
@@ -286,7 +286,7 @@ class Registry:
     def _response(
         self, method: str, url: str, headers: Mapping[str, str] = {}, body: bytes | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        """The response to a request. Logs in if the registry asks for it. Raises _CutError, _AnswerError."""
+        """The response to a request. Logs in if the registry asks for it. Raises _CutConnectionError, _RefusalError."""
         for attempt in (0, 1):
             request = urllib.request.Request(url, body, dict(headers), method=method)
             request.add_header("User-Agent", "aprfmt")
@@ -300,7 +300,7 @@ class Registry:
                     words, challenge = _words(error), error.headers.get("WWW-Authenticate", "")
                 if error.code == 401 and not attempt and self._log_in(challenge):
                     continue
-                raise _AnswerError(error.code, words) from error
+                raise _RefusalError(error.code, words) from error
             with response:
                 yield response
             return
@@ -328,15 +328,15 @@ class Registry:
                 found = loads(_read(response))
         except urllib.error.HTTPError as error:
             with error:
-                raise _AnswerError(error.code, _words(error)) from error
+                raise _RefusalError(error.code, _words(error)) from error
         token = (found.get("token") or found.get("access_token")) if isinstance(found, dict) else None
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise CorruptError("the registry's token server returned no token", path=realm)
         self._authorization = f"Bearer {token}"
         return True
 
-    def _failed(self, error: _CutError | _AnswerError) -> AprError:
-        if isinstance(error, _CutError):
+    def _failed(self, error: _CutConnectionError | _RefusalError) -> AprError:
+        if isinstance(error, _CutConnectionError):
             return self._unreachable(error)
         said = f": {error.words}" if error.words else ""
         if error.status == 404:
@@ -353,7 +353,7 @@ class Registry:
 
 @contextmanager
 def _cuts() -> Iterator[None]:
-    """Raises what a failing connection raises as _CutError."""
+    """Raises what a failing connection raises as _CutConnectionError."""
     try:
         yield
     except urllib.error.HTTPError:
@@ -361,7 +361,7 @@ def _cuts() -> Iterator[None]:
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, AprError):
             raise
-        raise _CutError(str(getattr(error, "reason", error)) or type(error).__name__) from error
+        raise _CutConnectionError(str(getattr(error, "reason", error)) or type(error).__name__) from error
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:

@@ -53,10 +53,9 @@ def is_this_machine(host: str) -> bool:
 def parse_address(text: str) -> RegistryPath:
     """Parses an address. Raises UsageError."""
     match = _PATH.fullmatch(text.removeprefix(SCHEME).removesuffix("/"))
-    if match is None:
-        raise UsageError(
-            f"not an address of a registry: {text!r}", hint=f"write {SCHEME}registry.example.com/team/model:tag"
-        )
+    if match is None or "://" in text.removeprefix(SCHEME):
+        hint = f"write {SCHEME}registry.example.com/team/model:tag; of the hub: apr convert hf://org/repo -o model.gguf"
+        raise UsageError(f"not an address of a registry: {text!r}", hint=hint)
     return RegistryPath(match["host"], match["name"], match["digest"] or match["tag"] or "latest")
 
 

@@ -40,7 +40,6 @@ from aprfmt.limits import MAX_SIGNATURE_BYTES
 from aprfmt.text import first_few
 from aprfmt.trust.contents import GIT_NAMES, WHOLE, Serialization, SignedDifference, compare, digests, list_files
 from aprfmt.trust.keys import CURVES, CertificateFile, KeyFile, PublicKeyFile, Signer, SigstoreIdentity, short
-from aprfmt.trust.signature import FOLDER_SIGNATURE
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
@@ -421,7 +420,7 @@ def sign_bundle(
     hashing = _Hashing(place, Serialization("files", algorithm, follow_links, own), {}, progress)
     make, _ = _model_signing()
     with TemporaryDirectory(prefix="apr-sign-") as folder, _quiet():
-        made = Path(folder) / FOLDER_SIGNATURE
+        made = Path(folder) / "bundle"
         config = _signer(make().set_hashing_config(hashing), signer)
         with _sigstore() if isinstance(signer, SigstoreSigner) else _quiet():
             config.sign(Path(place), made)
