@@ -14,6 +14,7 @@ import base64
 import binascii
 import io
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from aprfmt.errors import (
     RefusedError,
     StorageError,
     UsageError,
+    storage_errors,
 )
 from aprfmt.io.json_shape import list_of, mapping_of
 from aprfmt.io.jsonx import loads
@@ -419,7 +421,7 @@ def sign_bundle(
     own = signature_in(place, target)
     hashing = _Hashing(place, Serialization("files", algorithm, follow_links, own), {}, progress)
     make, _ = _model_signing()
-    with TemporaryDirectory(prefix="apr-sign-") as folder, _quiet():
+    with storage_errors(tempfile.gettempdir()), TemporaryDirectory(prefix="apr-sign-") as folder, _quiet():
         made = Path(folder) / "bundle"
         config = _signer(make().set_hashing_config(hashing), signer)
         with _sigstore() if isinstance(signer, SigstoreSigner) else _quiet():

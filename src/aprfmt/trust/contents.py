@@ -17,7 +17,7 @@ from typing import Protocol
 
 from aprfmt.errors import RefusedError, UnsupportedError, storage_errors
 from aprfmt.io.pipe import StartProgress
-from aprfmt.io.source import Buffer, Source, is_folder
+from aprfmt.io.source import Buffer, Source, exists, is_folder
 from aprfmt.io.system import n_processors
 from aprfmt.limits import MAX_SIGNED_FILES
 from aprfmt.types import PathLike
@@ -155,7 +155,7 @@ def digests(
         what = f"{serialization.algorithm} digests of {serialization.method}"
         raise UnsupportedError(f"the signature uses {what}, which this version does not know", path=root)
     sources = [(name, path_of(root, name)) for name in names]
-    total = sum(os.path.getsize(path) for _, path in sources if os.path.exists(path))
+    total = sum(_size(path) for _, path in sources)
     advance = progress(total) if progress is not None else lambda n_bytes, label: None
     n_threads = 1 if serialization.algorithm == "blake3" else max(1, min(_MOST_THREADS, n_processors(), len(sources)))
     with ThreadPoolExecutor(n_threads) as pool:
@@ -164,6 +164,11 @@ def digests(
             pool.submit(copy_context().run, _digests_of, name, path, serialization, advance) for name, path in sources
         ]
         return {name: digest for part in parts for name, digest in part.result()}
+
+
+def _size(path: str) -> int:
+    with storage_errors(path):
+        return os.path.getsize(path) if exists(path) else 0
 
 
 def _digests_of(
