@@ -77,6 +77,10 @@ _LAZY = {
     "MetadataEdit": "aprfmt.convert.meta",
     "report": "aprfmt.api",
     "push": "aprfmt.publishing.push",
+    "push_oci": "aprfmt.publishing.oci",
+    "pull": "aprfmt.publishing.oci",
+    "OciPushReport": "aprfmt.publishing.oci",
+    "PullReport": "aprfmt.publishing.oci",
     "sbom": "aprfmt.publishing.sbom",
     "sign": "aprfmt.publishing.signing",
     "verify": "aprfmt.publishing.signing",
@@ -119,6 +123,8 @@ __all__ = [
     "Metadata",
     "MetadataEdit",
     "Model",
+    "OciPushReport",
+    "PullReport",
     "PushReport",
     "QaReport",
     "RawTensor",
@@ -171,7 +177,9 @@ __all__ = [
     "parity",
     "pretrain",
     "prune_model",
+    "pull",
     "push",
+    "push_oci",
     "qa",
     "quantize_model",
     "read_v1",
@@ -233,6 +241,7 @@ if TYPE_CHECKING:
     from aprfmt.inspection.validate import Validation
     from aprfmt.inspection.vocabulary import Vocabulary, vocab
     from aprfmt.model import Model, Tensor
+    from aprfmt.publishing.oci import OciPushReport, PullReport, pull, push_oci
     from aprfmt.publishing.push import PushReport, push
     from aprfmt.publishing.sbom import sbom
     from aprfmt.publishing.signing import SignatureReport, sign, verify

@@ -152,6 +152,9 @@ MAX_HUB_REDIRECTS = 10
 MIN_HUB_RATE = 4096
 """Bytes per second below which a download is aborted; the first half minute is exempt."""
 
+MAX_REGISTRY_ANSWER_BYTES = 4 << 20
+"""A manifest or another response of an OCI registry's API; distribution-spec asks for manifests of this size."""
+
 MIN_HUB_PIECE_BYTES = 64
 """Average size of the chunks of a response; each costs as much time as a thousand bytes of a longer one."""
 

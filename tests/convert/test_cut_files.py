@@ -16,7 +16,7 @@ import aprfmt
 from aprfmt.errors import AprError, ChecksumError, CorruptError
 from aprfmt.formats.apr_metadata import FOOTER, FOOTER_KEY, has_footer
 from aprfmt.inspection.validate import validate
-from aprfmt.publishing import push
+from aprfmt.publishing import survey
 
 CUTS = range(1, 17)
 
@@ -29,7 +29,7 @@ COMMANDS: dict[str, Callable[[Path, Path], object]] = {
         [path.with_name("whole.apr"), path], out / "m.apr", method="linear"
     ),
     "rewrite": lambda path, out: _rewrite(path, out / "m.apr"),
-    "push": lambda path, out: push._survey(str(path), {"m.apr": path}),
+    "push": lambda path, out: survey.survey(str(path), {"m.apr": path}),
 }
 
 

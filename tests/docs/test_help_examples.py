@@ -338,7 +338,7 @@ def test_the_example_runs(
     if "curves.png" in words:
         pytest.importorskip("matplotlib")
     # tests/html/test_live_page.py, tests/train/teacher and tests/train/data run these.
-    elsewhere = "--live" in words or any(word.startswith(("http://", "hf://datasets/")) for word in words)
+    elsewhere = "--live" in words or any(word.startswith(("http://", "hf://datasets/", "oci://")) for word in words)
     if elsewhere or (name in COSTLY and line != examples(name)[0]):
         command_of(name).make_context(name, words[1:])
         return

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 NEEDS: tuple[tuple[str, str], ...] = (
     ("needs a GPU", "on a machine with CUDA: python -m pytest -m cuda tests/train"),
     ("Chromium", "as root: apt-get install chromium-headless-shell"),
+    ("docker-registry", "as root: apt-get install docker-registry"),
     ("needs (node|tmux)", "as root: apt-get install nodejs tmux"),
     ("FlashAttention|quack", 'on a GPU of Hopper or later: pip install -e ".[flash4]"'),
     ("xllamacpp", 'pip install -e ".[llama]"'),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
+from zlib import crc32
 
 import numpy as np
 import plain_models
@@ -14,8 +17,12 @@ from imatrix_files import new_imatrix, old_imatrix
 
 import aprfmt
 from aprfmt.cli.main import run
+from aprfmt.formats.apr1_edit import encrypt_file
 from aprfmt.formats.teacher_files import Answer, TeacherHeader, write_shard
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_folder
+from aprfmt.running import canary as canaries
+from aprfmt.running.canary import Canary, GoldenPrompt
+from aprfmt.trust.keys import generate, read_public
 
 _PART = 200_000  # bytes of a shard: three of them
 
@@ -38,7 +45,10 @@ _OLD_TREE = [
     "merges.txt",
     "additional_chat_templates/x.jinja",
 ]
-_WRITING = ("save", "import", "export", "quantize", "merge", "prune", "stamp", "report", "write")
+_WRITING = (
+    *("save", "import", "export", "quantize", "merge", "prune", "stamp", "report", "write"),
+    *("keygen", "sign", "sbom", "encrypt", "decrypt", "canary"),
+)
 
 Operation = Callable[[Place], object]
 
@@ -132,6 +142,20 @@ def command(*words: str) -> Operation:
     return operation
 
 
+def canary(source: str, target: str | None) -> Operation:
+    """Golden outputs that nobody computed, beside a model, or without a target in it."""
+    prompt = GoldenPrompt("a", [1], [2], [[(1, -0.5)]], {"0": {"digest": "0", "probes": [[0.5]]}})
+    found = Canary("m", "none", 32.0, None, [prompt])
+
+    def operation(at: Place) -> int:
+        with mock.patch.object(canaries, "_compute", return_value=found):
+            if target is None:
+                return len(aprfmt.make_canary(at.out / source, in_place=True, force=True).prompts)
+            return len(aprfmt.make_canary(at.inputs / source, at.out / target, force=True).prompts)
+
+    return operation
+
+
 OPERATIONS: dict[str, Operation] = {
     **{
         f"read {name}": read(name)
@@ -181,6 +205,24 @@ OPERATIONS: dict[str, Operation] = {
         "stamp", "OUT/hf-parts", "--in-place", "--license", "MIT", "--set", "rope_theta=7", "--quiet"
     ),
     "stamp a safetensors file in place": command("stamp", "OUT/m.safetensors", "--in-place", "--set", "a=b", "--quiet"),
+    "keygen": command("keygen", "-o", "OUT/release", "--force", "--quiet"),
+    "sign a gguf": command(
+        "sign", "IN/m.gguf", "--key", "IN/release.key", "--output", "OUT/m.gguf.sig", "--force", "--quiet"
+    ),
+    "sign a folder": command("sign", "OUT/hf", "--key", "IN/release.key", "--force", "--quiet"),
+    "sign an apr v1": command(
+        "sign", "IN/m.v1.apr", "--key", "IN/ed.key", "--output", "OUT/m.v1.apr", "--force", "--quiet"
+    ),
+    "sbom": command("sbom", "IN/hf", "-o", "OUT/m.cdx.json", "--force", "--quiet"),
+    "encrypt": command(
+        "encrypt", "IN/a.imatrix.gguf", "-o", "OUT/a.apr", "--recipient", "IN/inbox.pub", "--force", "-q"
+    ),
+    "encrypt an apr v1": command(
+        "encrypt", "IN/m.v1.apr", "-o", "OUT/m.v1.apr", "--recipient", "IN/inbox.pub", "--force", "-q"
+    ),
+    "decrypt": command("decrypt", "IN/secret.apr", "-o", "OUT/b.imatrix.dat", "--key", "IN/inbox.key", "--force", "-q"),
+    "canary": canary("m.gguf", "m.canary.json"),
+    "canary in place": canary("m.apr", None),
     "inspect folder": command("inspect", "IN/hf", "--json"),
     "inspect apr": command("inspect", "IN/m.apr", "--json", "--quality"),
     "tensors": command("tensors", "IN/m.gguf", "--json", "--hash", "--stats"),
@@ -214,6 +256,12 @@ def prepare(root: Path) -> None:
     (source / "b.imatrix.dat").write_bytes(old_imatrix({"w": [4.0, 5.0]}))
     shutil.copy(source / "a.imatrix.gguf", source / "c.imatrix.gguf")
     aprfmt.write_v1(source / "m.v1.apr", b"x" * 5000, model_type=1, metadata={})
+    for name, kind in (("release", "p256"), ("ed", "ed25519"), ("inbox", "x25519")):
+        generate(source / name, kind)
+    encrypt_file(source / "b.imatrix.dat", source / "secret.apr", recipient=read_public(source / "inbox.pub").raw())
+    aprfmt.sign(source / "m.gguf", key=source / "release.key")
+    (source / "m.cdx.json").write_text("{}")
+    (source / "m.canary.json").write_text("{}")
     shutil.copytree(source, old)
     (old / "hf" / "config.json").write_text("{}")
     (old / "hf" / "model-00009-of-00009.safetensors").write_bytes(b"an old shard")
@@ -235,7 +283,17 @@ WRITERS = {name: operation for name, operation in OPERATIONS.items() if name.spl
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    """The files below a folder; of one with random bytes (keys, signatures, encrypted files) whether it is whole."""
+    return {str(p.relative_to(folder)): _settled(p.name, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
+
+
+def _settled(name: str, data: bytes) -> bytes:
+    is_whole = {
+        ".sig": lambda: data.endswith(b"}") and isinstance(json.loads(data), dict),
+        ".key": lambda: data.endswith(b"-----END PRIVATE KEY-----\n"),
+        ".pub": lambda: data.endswith(b"-----END PUBLIC KEY-----\n"),
+    }.get(Path(name).suffix, lambda: data[:4] == b"APRN" and int.from_bytes(data[-4:], "little") == crc32(data[:-4]))
+    return b"whole" if is_whole() else data
 
 
 def restore(kept: Mapping[str, bytes], old: Path, out: Path) -> None:

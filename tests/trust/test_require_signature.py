@@ -7,15 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from registry_server import serve
 from signed_models import ATTACKS, Signed, write_signed
 
 import aprfmt
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.main import run
-from aprfmt.errors import ChecksumError, RefusedError
+from aprfmt.errors import AprError, ChecksumError, RefusedError
 from aprfmt.trust.signature import REQUIRED_SIGNER
 
 pytest.importorskip("model_signing.signing")
@@ -54,10 +56,15 @@ WORDS: dict[str, str] = {
     "data": "data DATA --model IN",
     "eval": "eval IN --data DATA",
 }
+WORDS_OF_PUSH = {
+    "push": "push IN org/name --no-license",
+    "push to a registry": "push IN oci://127.0.0.1:1/name:1 --no-license",  # nothing listens there
+}
+SHORT = "--device cpu --steps 1 --seq-len 32 --tokens-per-step 64 --micro-tokens 64 --eval-tokens 64 --held-out 0.1"
 ELSEWHERE = {
-    "push": "asks the hub first; see tests/publishing",
     "stamp": "takes one file: see test_a_single_file",
-    "resume": "opens what distill does",
+    "resume": "takes a run: see test_resume_refuses_every_attack_on_the_teacher",
+    "pull": "takes an address: see test_pull_refuses_every_attack",
 }
 
 
@@ -77,18 +84,18 @@ def attacked(request: pytest.FixtureRequest, signed: Signed, tmp_path_factory: p
 
 
 def test_the_table_names_every_command_that_reads_models() -> None:
-    assert {*WORDS, *ELSEWHERE} == {name for name, row in COMMANDS.items() if row.reads_models}
+    assert {*WORDS, *ELSEWHERE, "push"} == {name for name, row in COMMANDS.items() if row.reads_models}
 
 
 @pytest.mark.turns(of=12)  # of every command and every attack
-@pytest.mark.parametrize("command", WORDS)
+@pytest.mark.parametrize("command", [*WORDS, *WORDS_OF_PUSH])
 def test_every_command_refuses_every_attack_by_name(
     signed: Signed, attacked: Path, command: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ATTACKS[request.node.callspec.params["attacked"]][1]
     places = {"IN": attacked / "model", "OUT": attacked / "out", "DATA": attacked / "data.txt", "GOOD": signed.folder}
     arguments = []
-    for word in WORDS[command].split():
+    for word in (WORDS | WORDS_OF_PUSH)[command].split():
         stem = next((stem for stem in places if word == stem or word.startswith((f"{stem}.", f"{stem}/"))), None)
         arguments.append(word if stem is None else f"{places[stem]}{word[len(stem) :]}")
     code = run([*arguments, "--require-signature", signed.public, "--json"])
@@ -97,6 +104,56 @@ def test_every_command_refuses_every_attack_by_name(
     assert words in said["error"]["message"], said
     assert not [path for path in attacked.iterdir() if path.name.startswith("out")]
     assert REQUIRED_SIGNER not in os.environ
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_pull_refuses_every_attack(
+    signed: Signed, tmp_path: Path, attack: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(signed.root / "stranger", tmp_path / "stranger")
+    folder, out = Path(shutil.copytree(signed.folder, tmp_path / "model")), tmp_path / "out"
+    words = ["pull", "", "-o", str(out), "--require-signature", signed.public, "--json"]
+    with serve() as registry:
+        words[1] = f"oci://{registry.host}/model:1"
+        aprfmt.push_oci(folder, words[1], no_license=True)
+        assert run(words) == 0
+        assert "signed by release.pub" in json.loads(capsys.readouterr().out)["signature"]
+        shutil.rmtree(out)
+        ATTACKS[attack][0](folder)
+        with suppress(AprError):  # a damaged model is not even published
+            aprfmt.push_oci(folder, words[1], no_license=True)
+            assert run(words) in (4, 5)
+            assert ATTACKS[attack][1] in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert not out.exists()
+
+
+@pytest.fixture(scope="module")
+def trained(signed: Signed, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a distillation of one step in `run`, from the signed teacher in `model`."""
+    pytest.importorskip("torch")
+    root = tmp_path_factory.mktemp("trained")
+    shutil.copytree(signed.root / "stranger", root / "stranger")
+    shutil.copytree(signed.folder, root / "model")
+    texts = [json.dumps({"text": " ".join(str(n**3) for n in range(at, at + 40))}) for at in range(0, 1600, 40)]
+    (root / "data.jsonl").write_text("\n".join(texts))
+    aprfmt.prune_model(root / "model", root / "student", keep_layers=[0])
+    words = f"distill {root}/model --student {root}/student --data {root}/data.jsonl -o {root}/run"
+    assert run([*words.split(), *SHORT.split(), "--allow-weaker-teacher", "-q"]) == 0
+    return root
+
+
+@pytest.mark.turns(of=4)
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_resume_refuses_every_attack_on_the_teacher(
+    signed: Signed, trained: Path, attack: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(trained / "model")
+    shutil.copytree(signed.folder, trained / "model")
+    ATTACKS[attack][0](trained / "model")
+    words = ["resume", str(trained / "run"), "--steps", "2", "--require-signature", signed.public, "--json"]
+    assert run(words) in (4, 5)
+    assert ATTACKS[attack][1] in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
 @pytest.mark.parametrize("command", ["inspect", "tensors", "convert", "import", "validate"])
@@ -138,6 +195,18 @@ def test_weights_of_a_folder_are_covered_with_what_is_beside_them(signed: Signed
     assert run(["tensors", str(weights), "--require-signature", signed.public, "-q"]) == 0
     (tmp_path / "model/config.json").write_text("{}")
     assert run(["tensors", str(weights), "--require-signature", signed.public, "-q"]) == 4
+
+
+def test_a_changed_output_does_not_carry_the_signature_of_its_source(signed: Signed, tmp_path: Path) -> None:
+    report = aprfmt.convert_model(signed.folder, tmp_path / "bf16", format="hf", dtype="bf16")
+    assert any("model.sig" in loss for loss in report.losses)
+    aprfmt.prune_model(signed.folder, tmp_path / "pruned", keep_layers=[0])
+    assert run(["stamp", str(signed.folder), "-o", str(tmp_path / "stamped"), "--license", "MIT", "-q"]) == 0
+    for name in ("bf16", "pruned", "stamped"):
+        aprfmt.import_model(tmp_path / name, tmp_path / f"{name}.apr")  # would be refused as modified
+    aprfmt.import_model(signed.folder, tmp_path / "m.apr")
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back", format="hf")
+    assert aprfmt.verify(tmp_path / "back", key=signed.public).signature.verified
 
 
 def test_without_a_required_signer_files_are_compared_with_their_signature(signed: Signed, tmp_path: Path) -> None:

@@ -28,11 +28,13 @@ def canary(
     file: ModelArgument,
     *,
     canary: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="File of golden outputs. [default: FILE.canary.json]")
+        Path | None,
+        typer.Option(metavar="PATH", help="Golden outputs. [default: FILE.canary.json, else those in FILE]"),
     ] = None,
     prompt: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Use this prompt with make; repeatable. [default: four]")
     ] = None,
+    in_place: Annotated[bool, typer.Option("--in-place", help="With make: store them in the .apr itself.")] = False,
     exact: ExactOption = False,
     force: ForceOption = False,
 ) -> int:
@@ -43,6 +45,7 @@ def canary(
 
     \b
     apr canary make model.gguf
+    apr canary make model.apr --in-place
     apr canary check model-q8_0.gguf --canary model.gguf.canary.json
     """
     if action not in ("make", "check"):
@@ -51,14 +54,14 @@ def canary(
         if exact:
             raise UsageError("--exact belongs to check")
         options = {"prompts": prompt} if prompt else {}
-        made = aprfmt.make_canary(file, canary, force=force, log=out.progress_line, **options)
-        place = str(canary) if canary is not None else f"{file.rstrip('/')}.canary.json"
+        made = aprfmt.make_canary(file, canary, in_place=in_place, force=force, log=out.progress_line, **options)
+        place = file if in_place else str(canary) if canary is not None else f"{file.rstrip('/')}.canary.json"
         body = {"file": file, "output": place, "engine": made.engine, "prompt_count": len(made.prompts)}
         rows = [("prompts", str(len(made.prompts))), ("engine", made.engine)]
         out.result(body, [f"{out.style('wrote', 'green')} {out.style(printable(place), 'bold')}", *pairs(rows)])
         return 0
-    if prompt:
-        raise UsageError("--prompt belongs to make: check uses the prompts of the file")
+    if prompt or in_place:
+        raise UsageError("--prompt and --in-place belong to make: check uses what make saved")
     found = aprfmt.check_canary(file, canary, exact=exact, log=out.progress_line)
     out.result(found.to_json(), _lines(found))
     return 0 if found.passed else 1

@@ -458,7 +458,6 @@ SAME = {
     "new-metadata": "gguf-new-metadata",
     "mlx-lm quantize": "mlx-lm convert",
     **dict.fromkeys(("ollama ls", "ollama ps", "ollama rm", "ollama stop", "list", "ls", "ps"), "ollama list"),
-    "pull": "ollama pull",
     "hf models": "hf cache",
     "download": "hf download",
     "login": "hf auth",

@@ -1,4 +1,4 @@
-"""`apr push`: upload a model to the hub, with a model card."""
+"""`apr push`: upload a model to the hub with a model card, or to an OCI registry."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import aprfmt
 from aprfmt.cli.options import PlanOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar, table
+from aprfmt.errors import UsageError
+from aprfmt.io.registry_path import is_registry
 from aprfmt.text import format_bytes, plural
 
 if TYPE_CHECKING:
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 def command(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A model file, or a folder to upload completely.")],
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="Target repository: org/name.")],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="Target: org/name, or oci://HOST/NAME:TAG.")],
     *,
     revision: Annotated[str, typer.Option(metavar="BRANCH", help="Branch; created if it does not exist.")] = "main",
     message: Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Commit message.")] = None,
@@ -37,16 +40,33 @@ def command(
     card: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Publish this model card instead of the repository's.")
     ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Layout of an OCI artifact: modelpack or docker. [default: modelpack]"),
+    ] = None,
     plan: PlanOption = False,
 ) -> None:
     """Upload a model to the hub in one commit, with a model card: origin, bits per weight, checksums.
 
-    In an existing card only apr's own section is replaced. Uses the token of `hf auth login`, or HF_TOKEN.
+    In an existing card only apr's own section is replaced. Uses the token of `hf auth login`, or HF_TOKEN. oci://...
+    uploads to an OCI registry as an artifact, with the credentials of docker login.
 
     \b
     apr push model-Q4_K_M.gguf org/model-GGUF --plan
     apr push ./my-model org/my-model --private --license apache-2.0
+    apr push model.gguf oci://registry.example.com/team/model:q4_k_m --plan
     """
+    if is_registry(repo):
+        given = {
+            "--revision": revision != "main", "--message": message is not None, "--private": private is not None,
+            "--no-create": not create, "--card": card is not None,
+        }  # fmt: skip
+        if unfit := [option for option, is_given in given.items() if is_given]:
+            raise UsageError(f"{', '.join(unfit)}: for the hub only, not for a registry")
+        _push_oci(source, repo, layout or "modelpack", license, plan, no_license=no_license, follow_links=follow_links)
+        return
+    if layout is not None:
+        raise UsageError("--layout is for registries only", hint="apr push FILE oci://HOST/NAME:TAG")
     from aprfmt.publishing.push import push
 
     if out.mode != "human":
@@ -70,6 +90,42 @@ def command(
     for warning in report.warnings:
         out.warning(warning)
     out.result(report.to_json(), _lines(report))
+
+
+def _push_oci(
+    source: str, target: str, layout: str, license: str | None, plan: bool, *, no_license: bool, follow_links: bool
+) -> None:
+    with progress_bar("uploading") as progress:
+        report = aprfmt.push_oci(
+            source,
+            target,
+            layout=layout,
+            license=license,
+            no_license=no_license,
+            follow_links=follow_links,
+            plan=plan,
+            progress=progress,
+            log=out.progress_line,
+        )
+    for warning in report.warnings:
+        out.warning(warning)
+    name = out.style(printable(report.target), "bold")
+    done = (
+        f"{out.style('plan', 'cyan')} for {name}; nothing is uploaded"
+        if plan
+        else f"{out.style('published', 'green')} {name}"
+    )
+    rows = [
+        ("digest", report.digest),
+        ("files", f"{plural(len(report.files), 'file')}, {format_bytes(report.size_bytes)}"),
+        ("license", report.license or "none"),
+    ]
+    if not plan:
+        n_known = len(report.files) - len(report.uploaded)
+        others = f"; the registry had {plural(n_known, 'file')}" if n_known else ""
+        rows.append(("uploaded", f"{plural(len(report.uploaded), 'file')}{others}"))
+    cells = [[file.name, file.media_type, format_bytes(file.size_bytes)] for file in report.files]
+    out.result(report.to_json(), [done, *pairs(rows), "", *table(["file", "type", "size"], cells, right="size")])
 
 
 def _lines(report: PushReport) -> Iterator[str]:

@@ -33,6 +33,7 @@ from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD, from_card, front_matter, to_card, with_front_matter
 from aprfmt.tokenizer.template_check import is_template_key
+from aprfmt.trust.signature import FOLDER_SIGNATURE
 from aprfmt.types import Json, JsonObject
 
 _CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
@@ -112,7 +113,7 @@ def _publish(target: str, layouts: list[FileLayout], gone: list[str], options: W
 
 def _copies(native: HfNative, changed: Mapping[str, object], stack: ExitStack) -> Iterator[FileLayout]:
     for name in (*native.own_names(), *native.further_files()):
-        if name not in changed:
+        if name not in changed and name != FOLDER_SIGNATURE:  # it does not cover what is changed
             yield FileLayout(name, [_whole(stack.enter_context(Source.open(native.folder / name)))])
 
 

@@ -175,6 +175,23 @@ def stamp(
         return replace(_report(src, target, model, layout.n_bytes, done, warnings), plan=plan)
 
 
+def store_record(path: PathLike, key: str, value: object, *, progress: StartProgress | None = None) -> None:
+    """Sets one of this package's own keys (`aprfmt.…`) of an `.apr` v2 in place; tensor data is unchanged.
+
+    Raises UnsupportedError for another container or several files, RefusedError for a model on the hub, StorageError.
+    """
+    with watch_opened(), open_checked(path) as (model, confirm):
+        _check_local(path, in_place=True)
+        native = apr2.native_of(model)
+        if native is None or isinstance(native, JoinedNative):
+            raise UnsupportedError(
+                f"{model.label} cannot store it", path=model.path, hint="import it to one .apr first"
+            )
+        segments = _segments(model, native.header.flags, {key: value}, None, [])
+        layout = FileLayout(model.path.name, segments, crc_footer=True)
+        write_file(str(model.path), layout, WriteOptions(True, progress, confirm=confirm))
+
+
 def _patch(given: Mapping[str, object], values: Mapping[str, object] | None) -> dict[str, object]:
     """The new values by key. Raises UsageError for a license that is not an SPDX id, and for our own records."""
     if values is not None and not isinstance(values, Mapping):

@@ -22,7 +22,7 @@ from aprfmt.io.source import Source, is_file, is_folder, watch_opened
 from aprfmt.light_dataclass import light_dataclass
 from aprfmt.limits import MAX_HEADER_BYTES
 from aprfmt.text import first_few
-from aprfmt.trust.signature import REQUIRED_SIGNER, UNREADABLE
+from aprfmt.trust.signature import FOLDER_SIGNATURE, REQUIRED_SIGNER, UNREADABLE
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _signature(path: Path, reader: str) -> ModelSignature | None:
 def _may_be_signed(path: Path) -> bool:
     """Whether there is a signature at one of the places of `signatures.covered_by`, without importing it."""
     folder = path if is_folder(path) else path.parent
-    return is_file(folder / "model.sig") or is_file(f"{path}.sig")
+    return is_file(folder / FOLDER_SIGNATURE) or is_file(f"{path}.sig")
 
 
 def open_own(path: PathLike) -> Model:

@@ -50,9 +50,8 @@ _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9]+):/*(?P<rest>.*)", re.DOTA
 _FETCHES = {
     **dict.fromkeys(("s3", "s3a"), "aws s3 cp --recursive s3://{} FOLDER"),
     **dict.fromkeys(("gs", "gcs"), "gcloud storage cp --recursive gs://{} FOLDER"),
-    **dict.fromkeys(
-        ("az", "abfs", "abfss", "ftp", "sftp", "ssh", "oci", "ollama"), "download the file and pass its path"
-    ),
+    **dict.fromkeys(("az", "abfs", "abfss", "ftp", "sftp", "ssh", "ollama"), "download the file and pass its path"),
+    "oci": "apr pull oci://{} -o FOLDER",
     "file": "write /{}",
     "http": "write http://{}",
     "https": "write https://{}",

@@ -16,9 +16,9 @@ from aprfmt.formats import apr1
 from aprfmt.io.cache import EXPORTS, cache_home
 from aprfmt.io.pipe import StartProgress
 from aprfmt.io.source import Source, is_file, is_folder, watch_opened
-from aprfmt.trust.bundle import FILE_SUFFIX, FOLDER_SIGNATURE, read_bundle, verify_bundle
+from aprfmt.trust.bundle import FILE_SUFFIX, read_bundle, verify_bundle
 from aprfmt.trust.keys import ED25519, PublicKeyFile, Signer, read_signer, short
-from aprfmt.trust.signature import ED25519_METHOD, REQUIRED_SIGNER, UNREADABLE, ModelSignature
+from aprfmt.trust.signature import ED25519_METHOD, FOLDER_SIGNATURE, REQUIRED_SIGNER, UNREADABLE, ModelSignature
 from aprfmt.types import PathLike
 
 _ALONE = ("gguf", "apr-v1", "apr-v2", "apr-legacy", UNREADABLE)

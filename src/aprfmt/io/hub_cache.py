@@ -160,7 +160,7 @@ def fetch(
         blob.parent.mkdir(parents=True, exist_ok=True)
         link.parent.mkdir(parents=True, exist_ok=True)
         if not blob.is_file():
-            _fetch(file, blob, progress)
+            fetch_blob(file, blob, progress)
         _verify(blob, file.digest)
         target = os.path.relpath(blob, link.parent)
         if not link.is_symlink() or os.readlink(link) != target:
@@ -179,8 +179,14 @@ def _link(target: str, link: Path, blob: Path) -> None:
     os.replace(made, link)
 
 
-def _fetch(file: RemoteFile, blob: Path, progress: Callable[[int, int], Progress] | None) -> None:
-    """Downloads a file, continuing an interrupted download, and names it once its digest is verified."""
+def fetch_blob(
+    file: RemoteFile, blob: Path, progress: Callable[[int, int], Progress] | None, variable: str = "HF_HOME"
+) -> None:
+    """Downloads a file, continuing an interrupted download, and names it once its digest is verified.
+
+    `progress` gets the size of the file and the bytes already there; `variable` sets the folder, for the hint when the
+    disk is full. Raises AprError; ChecksumError for another digest.
+    """
     part = blob.with_name(f"{blob.name}.apr.incomplete")
     with _locked(part) as fd:
         if blob.is_file():  # another process was faster
@@ -196,7 +202,7 @@ def _fetch(file: RemoteFile, blob: Path, progress: Callable[[int, int], Progress
             raise StorageError(
                 f"the file needs {file.size - done} bytes, but the disk has {free} free",
                 path=part.parent,
-                hint="free some space, or set HF_HOME to a folder on another disk",
+                hint=f"free some space, or set {variable} to a folder on another disk",
             )
         tell = progress(file.size, done) if progress is not None else None
         for data in _in_order(file, done):
@@ -220,10 +226,12 @@ def _locked(path: Path) -> Iterator[int]:
         try:
             if fcntl is not None:
                 fcntl.flock(fd, fcntl.LOCK_EX)
-            with suppress(FileNotFoundError):
-                if os.name == "nt" or os.path.samestat(os.fstat(fd), os.stat(path)):
-                    yield fd
-                    return
+            is_there = os.name == "nt"
+            with suppress(FileNotFoundError):  # of the block it must pass: NotFoundError is one
+                is_there = is_there or os.path.samestat(os.fstat(fd), os.stat(path))
+            if is_there:
+                yield fd
+                return
         finally:
             os.close(fd)
 

@@ -104,6 +104,7 @@ class RemoteFile:
         size: in bytes.
         digest: in hex: SHA-256 (64 digits), or git's SHA-1 of a blob (40 digits).
         fetch: yields its bytes.
+        server: what has it, for messages.
         is_text: whether it is something other than weights, which may be needed whole.
         is_read: whether more than its header was read.
         hashed: number of leading chunks that are hashed.
@@ -119,6 +120,7 @@ class RemoteFile:
     is_read: bool = False
     hashed: int = 0
     is_verified: bool = False
+    server: str = "the hub"
     _kept: dict[int, bytes] = field(default_factory=dict)
     _used: dict[int, bytes] = field(default_factory=dict)
     _dropped: dict[int, bytes] = field(default_factory=dict)
@@ -265,7 +267,7 @@ class RemoteFile:
         """The error for bytes that are not the file's; nothing of it is used from then on."""
         self._is_bad = True
         return ChecksumError(
-            "the download differs from the file on the hub: digest mismatch",
+            f"the download differs from the file on {self.server}: digest mismatch",
             path=self.address,
             hint="run it again; if this persists, the repository or a proxy corrupts the file",
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,37 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt import formats
-from aprfmt.canonical.model_kinds import is_clip
-from aprfmt.convert.presets import PRESETS
-from aprfmt.errors import (
-    AprError,
-    CorruptError,
-    MissingDependencyError,
-    NotFoundError,
-    RefusedError,
-    StorageError,
-    UsageError,
-)
+from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, RefusedError, StorageError, UsageError
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
-from aprfmt.formats.hfdir import OF_TOOLS
 from aprfmt.formats.hub import parse
 from aprfmt.formats.hub_errors import HubPath, failure
 from aprfmt.formats.hub_files import look_up
 from aprfmt.formats.hub_requests import AnswerError
-from aprfmt.inspection.describe import inspect
-from aprfmt.io import names
 from aprfmt.io.links import check_links
 from aprfmt.io.pipe import StartProgress, sha256_of_range
-from aprfmt.io.source import FileIdentity, Source, is_folder, read_whole
-from aprfmt.model import Model
+from aprfmt.io.source import Source, is_folder, read_whole
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD
 from aprfmt.publishing.card import ModelRow, license_of, renewed
+from aprfmt.publishing.survey import identity_of, publishable, survey
 from aprfmt.text import first_few, plural
 from aprfmt.types import PathLike
-
-_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
-_LEFT_OUT = re.compile(r"(^|/)__pycache__/|(^|/)[^/]*\.(tmp|lock|incomplete)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,18 +123,13 @@ def push(
     """
     start = time.monotonic()
     wanted, api = _target(repo, revision), _api(offline=plan)
-    paths = _files(formats.path_text(source, "source"))
-    if not follow_links and is_folder(source):
-        check_links(source, paths.values())
-    refused = names.findings(paths)
-    for finding in refused:
-        del paths[finding.name]
+    paths, refused = publishable(source, follow_links=follow_links)
     if license is not None:
         provenance.from_flags({"license": license})
+    models, info, general, warnings = survey(formats.path_text(source, "source"), paths)
     there, unknown = _Repository.look_for_plan(api, wanted) if plan else (_Repository.look(api, wanted), None)
     if not there.exists and not create and unknown is None:
         raise NotFoundError(f"{wanted.repo} is not on the hub", hint="leave out --no-create to create it")
-    models, info, general, warnings = _survey(formats.path_text(source, "source"), paths)
     warnings += [unknown] if unknown else []
     if refused:
         warnings.append(f"not uploaded: {first_few(refused)}")
@@ -170,7 +148,7 @@ def push(
             path=source,
             hint="set it with --license apache-2.0, or upload without one: --no-license",
         )
-    before = {name: _identity(path) for name, path in paths.items()}
+    before = {name: identity_of(path) for name, path in paths.items()}
     sums = _sums(paths, progress)
     info = info | ({"license": known} if known is not None else {})
     text = renewed(old, models, sums, info, general, there.names)
@@ -193,7 +171,7 @@ def push(
         if not follow_links and is_folder(source):
             check_links(source, paths.values())  # again: a link may have come since
         log(f"uploading {plural(len(files), 'file')} to {wanted.repo}")
-        if any(_identity(path) != before[name] for name, path in paths.items()):
+        if any(identity_of(path) != before[name] for name, path in paths.items()):
             raise RefusedError("a file changed while it was read", path=source, hint="run it again")
         _commit(api, wanted, there, paths, text, message or _message(source, models), private, report)
     report.seconds = time.monotonic() - start
@@ -279,30 +257,6 @@ def _remote_card(wanted: HubPath, commit: str) -> bytes:
     return read_whole(path)
 
 
-def _files(source: str) -> dict[str, Path]:
-    """The files to publish, by their names in the repository."""
-    path = Path(source)
-    if not is_folder(path):
-        with formats.open(path) as model:
-            return {Path(part.path).name: Path(part.path) for part in model.sources}
-    found: dict[str, Path] = {}
-    for where, folders, files in os.walk(path):
-        folders[:] = sorted(name for name in folders if name not in OF_TOOLS)
-        for name in sorted(files):
-            place = Path(where, name).relative_to(path).as_posix()
-            if not _LEFT_OUT.search(place):
-                found[place] = path / place
-    if not any(name.endswith(WEIGHT_SUFFIXES) for name in found):
-        raise RefusedError("no model found in the folder", path=path, hint="apr push takes a model file or its folder")
-    return found
-
-
-def _identity(path: Path) -> FileIdentity:
-    with Source.open(path) as source:
-        assert source.identity is not None
-        return source.identity
-
-
 def _sums(paths: dict[str, Path], progress: StartProgress | None) -> dict[str, str]:
     """SHA-256 of the files of weights."""
     weights = {name: path for name, path in paths.items() if name.endswith(WEIGHT_SUFFIXES)}
@@ -314,46 +268,6 @@ def _sums(paths: dict[str, Path], progress: StartProgress | None) -> dict[str, s
             if tell is not None:
                 tell(source.size, name)
     return sums
-
-
-def _survey(source: str, paths: dict[str, Path]) -> tuple[list[ModelRow], dict[str, str], dict[str, object], list[str]]:
-    """The models, what the first of them says of itself, and a sentence for each that cannot be read."""
-    single = [name for name in paths if name.endswith((".gguf", ".apr")) and not _LATER_PART.search(name)]
-    places = {name: str(paths[name]) for name in single}
-    weights = [name for name in paths if name.endswith((".safetensors", ".bin", ".pt", ".pth")) and "/" not in name]
-    if weights and is_folder(source):
-        index = next((name for name in paths if name.endswith(".index.json") and "/" not in name), weights[0])
-        places = {index: source} | places
-    rows, warnings = [], []
-    info: dict[str, str] = {}
-    general: dict[str, object] = {}
-    for name, place in places.items():
-        try:
-            with formats.open(place) as model:
-                model.check_intact()
-                rows.append(_row(name, place, model))
-                known = provenance.read(model)
-                info, general = known.info | info, (known.general or {}) | general
-        except CorruptError:
-            raise
-        except AprError as error:
-            warnings.append(f"{name} is uploaded, but cannot be read as a model: {error.message}")
-    if not rows:
-        raise RefusedError("no file in it can be read as a model", path=source, hint=warnings[0] if warnings else None)
-    return rows, info, general, warnings
-
-
-def _row(name: str, place: str, model: Model) -> ModelRow:
-    found = inspect(place)
-    n_bits = 8 * sum(row["bytes"] for row in found.dtypes.values())
-    bits = n_bits / found.param_count if found.param_count else None
-    stored = model.metadata.get("general.file_type") if model.convention == "gguf" else None
-    presets = {preset.file_type: preset.name.upper() for preset in PRESETS.values()}
-    type = presets.get(stored) if isinstance(stored, int) else None
-    if is_clip(model):
-        type = f"towers, {next(iter(found.dtypes), '')}"
-    kind = type or next(iter(found.dtypes), "")
-    return ModelRow(name, found.format, kind, found.architecture, found.param_count, bits, found.size_bytes)
 
 
 def _message(source: PathLike, models: Sequence[ModelRow]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aprfmt import formats
-from aprfmt.errors import UsageError
+from aprfmt.errors import UsageError, storage_errors
 from aprfmt.formats.apr1_edit import sign_v1
 from aprfmt.formats.signatures import covered_by
 from aprfmt.formats.signatures import verify as verify_signature
@@ -170,10 +170,9 @@ def verify(
 
 
 def _report(name: str, found: ModelSignature, n_files: int, start: float) -> SignatureReport:
-    n_bytes = 0
-    if is_folder(found.root):
-        for folder, _, names in os.walk(found.root):
-            n_bytes += sum(os.path.getsize(os.path.join(folder, each)) for each in names)
-    else:
-        n_bytes = os.path.getsize(found.root)
+    with storage_errors(found.root):
+        paths = [found.root]
+        if is_folder(found.root):
+            paths = [os.path.join(folder, each) for folder, _, names in os.walk(found.root) for each in names]
+        n_bytes = sum(os.path.getsize(path) for path in paths)
     return SignatureReport(name, found, n_files, n_bytes, time.monotonic() - start)

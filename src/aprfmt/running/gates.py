@@ -381,6 +381,17 @@ def _ratio(x: ModelUnderTest) -> GateFinding:
     return GateFinding(ratio <= limit, text, value=ratio, threshold=limit)
 
 
+def _canary(x: ModelUnderTest) -> GateFinding:
+    from aprfmt.running.canary import check_canary, find_canary
+
+    if find_canary(x.file) is None:
+        raise SkippedError("the model has no golden outputs", required=False)
+    report = check_canary(x.file)
+    worst = max(report.layers.values(), default=math.inf)
+    text = first_few(report.findings) or f"states within {worst:.2g}, output KL {report.kl:.2g} nats"
+    return GateFinding(report.passed, text, value=worst if math.isfinite(worst) else None, threshold=report.band)
+
+
 _SAME = ("header", "tensors")
 _RUNS = (*_SAME, "loads", "finite")
 _SOUND = (*_RUNS, "layers", "rope-order", "tokenizer", "bos")
@@ -439,6 +450,7 @@ GATES = (
     Gate("kl", "against the original: KL divergence", _kl, _SOUND, FINER),
     Gate("agreement", "against the original: top-1 agreement", _agreement, _SOUND, FINER),
     Gate("ratio", "against the original: perplexity", _ratio, _SOUND, FINER),
+    Gate("canary", "computes its golden outputs (apr canary), where it has some", _canary, ("loads",)),
     Gate("pooling", "the pooling type is set", pooling, ("loads",), kinds=_VECTORS),
     Gate(
         "special-tokens",

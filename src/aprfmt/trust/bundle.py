@@ -14,6 +14,7 @@ import base64
 import binascii
 import io
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
@@ -30,7 +31,9 @@ from aprfmt.errors import (
     RefusedError,
     StorageError,
     UsageError,
+    storage_errors,
 )
+from aprfmt.io.json_shape import list_of, mapping_of
 from aprfmt.io.jsonx import loads
 from aprfmt.io.pipe import StartProgress
 from aprfmt.io.sink import AtomicFile, check_target
@@ -45,7 +48,6 @@ if TYPE_CHECKING:
     from model_signing import signing, verifying
     from model_signing.manifest import Manifest
 
-FOLDER_SIGNATURE = "model.sig"
 FILE_SUFFIX = ".sig"
 
 _STATEMENT = "https://in-toto.io/Statement/v1"
@@ -108,39 +110,27 @@ def read_bundle(path: PathLike) -> Bundle:
         raise CorruptError("not a signature of OpenSSF Model Signing", path=name) from error
 
 
-def _mapping(value: object) -> Mapping[str, object]:
-    if not isinstance(value, dict):
-        raise TypeError
-    return value
-
-
-def _list(value: object) -> Sequence[object]:
-    if not isinstance(value, list):
-        raise TypeError
-    return value
-
-
 def _parse(path: str, value: object) -> Bundle:
-    bundle = _mapping(value)
-    envelope = _mapping(bundle["dsseEnvelope"])
-    statement = _mapping(loads(base64.b64decode(str(envelope["payload"]), validate=True)))
+    bundle = mapping_of(value)
+    envelope = mapping_of(bundle["dsseEnvelope"])
+    statement = mapping_of(loads(base64.b64decode(str(envelope["payload"]), validate=True)))
     if statement["_type"] != _STATEMENT or statement["predicateType"] not in (_PREDICATE, _OLD_PREDICATE):
         raise CorruptError("the signature is not one of a model: unknown type of statement")
-    subjects = [_mapping(item) for item in _list(statement["subject"])]
+    subjects = [mapping_of(item) for item in list_of(statement["subject"])]
     if statement["predicateType"] == _OLD_PREDICATE:
         serialization = Serialization(algorithm="sha256")
-        resources = [(str(item["name"]), "sha256", str(_mapping(item["digest"])["sha256"])) for item in subjects]
+        resources = [(str(item["name"]), "sha256", str(mapping_of(item["digest"])["sha256"])) for item in subjects]
         name = os.path.basename(path)
     else:
-        predicate = _mapping(statement["predicate"])
-        serialization = _serialization(_mapping(predicate["serialization"]))
-        rows = (_mapping(item) for item in _list(predicate["resources"]))
+        predicate = mapping_of(statement["predicate"])
+        serialization = _serialization(mapping_of(predicate["serialization"]))
+        rows = (mapping_of(item) for item in list_of(predicate["resources"]))
         resources = [(str(row["name"]), str(row["algorithm"]), str(row["digest"])) for row in rows]
         name = str(subjects[0]["name"])
     for resource, _, _ in resources:
         if resource.startswith("/") or "\0" in resource or ".." in resource.split("/"):
             raise CorruptError(f"the signature lists {resource[:80]!r}, which is not a file of its folder")
-    method, fingerprint, subject = _material(_mapping(bundle["verificationMaterial"]))
+    method, fingerprint, subject = _material(mapping_of(bundle["verificationMaterial"]))
     return Bundle(
         path=path,
         method=method,
@@ -161,7 +151,7 @@ def _serialization(said: Mapping[str, object]) -> Serialization:
         method=str(said["method"]),
         algorithm=str(said["hash_type"]),
         follows_links=said.get("allow_symlinks") is True,
-        ignored=tuple(str(item) for item in _list(said.get("ignore_paths", []))),
+        ignored=tuple(str(item) for item in list_of(said.get("ignore_paths", []))),
         shard_size=None if size is None else int(size),
     )
 
@@ -169,12 +159,12 @@ def _serialization(said: Mapping[str, object]) -> Serialization:
 def _material(said: Mapping[str, object]) -> tuple[str, str, str | None]:
     """The method of a bundle, the fingerprint of its key or certificate, and the subject of the latter."""
     if "publicKey" in said:
-        return "key", str(_mapping(said["publicKey"]).get("hint") or ""), None
+        return "key", str(mapping_of(said["publicKey"]).get("hint") or ""), None
     if "x509CertificateChain" in said:
-        method, first = "certificate", _list(_mapping(said["x509CertificateChain"])["certificates"])[0]
+        method, first = "certificate", list_of(mapping_of(said["x509CertificateChain"])["certificates"])[0]
     else:
         method, first = "sigstore", said["certificate"]
-    der = base64.b64decode(str(_mapping(first)["rawBytes"]), validate=True)
+    der = base64.b64decode(str(mapping_of(first)["rawBytes"]), validate=True)
     from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA256
 
@@ -431,8 +421,8 @@ def sign_bundle(
     own = signature_in(place, target)
     hashing = _Hashing(place, Serialization("files", algorithm, follow_links, own), {}, progress)
     make, _ = _model_signing()
-    with TemporaryDirectory(prefix="apr-sign-") as folder, _quiet():
-        made = Path(folder) / FOLDER_SIGNATURE
+    with storage_errors(tempfile.gettempdir()), TemporaryDirectory(prefix="apr-sign-") as folder, _quiet():
+        made = Path(folder) / "bundle"
         config = _signer(make().set_hashing_config(hashing), signer)
         with _sigstore() if isinstance(signer, SigstoreSigner) else _quiet():
             config.sign(Path(place), made)

@@ -1,7 +1,8 @@
 """The files that a signature covers, and their digests.
 
-A file is hashed through a small buffer, never mapped: resident memory stays small, and a file that is cut short
-meanwhile is an error. BLAKE3 uses every core on one file; the other algorithms hash several files at a time.
+A file is hashed through two small buffers, one read while the other is hashed, and never mapped: resident memory stays
+small, and a file that is cut short meanwhile is an error. BLAKE3 uses every core on one file; the other algorithms hash
+several files at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Protocol
 
 from aprfmt.errors import RefusedError, UnsupportedError, storage_errors
 from aprfmt.io.pipe import StartProgress
-from aprfmt.io.source import Buffer, Source, is_folder
+from aprfmt.io.source import Buffer, Source, exists, is_folder
 from aprfmt.io.system import n_processors
 from aprfmt.limits import MAX_SIGNED_FILES
 from aprfmt.types import PathLike
@@ -27,7 +28,7 @@ WHOLE = "."
 GIT_NAMES = (".git", ".gitattributes", ".github", ".gitignore")
 """What OpenSSF Model Signing never covers: no reader of a model opens it."""
 
-_BUFFER_BYTES = 8 << 20
+_BUFFER_BYTES = 4 << 20
 _MOST_THREADS = 8
 
 
@@ -154,7 +155,7 @@ def digests(
         what = f"{serialization.algorithm} digests of {serialization.method}"
         raise UnsupportedError(f"the signature uses {what}, which this version does not know", path=root)
     sources = [(name, path_of(root, name)) for name in names]
-    total = sum(os.path.getsize(path) for _, path in sources if os.path.exists(path))
+    total = sum(_size(path) for _, path in sources)
     advance = progress(total) if progress is not None else lambda n_bytes, label: None
     n_threads = 1 if serialization.algorithm == "blake3" else max(1, min(_MOST_THREADS, n_processors(), len(sources)))
     with ThreadPoolExecutor(n_threads) as pool:
@@ -163,6 +164,11 @@ def digests(
             pool.submit(copy_context().run, _digests_of, name, path, serialization, advance) for name, path in sources
         ]
         return {name: digest for part in parts for name, digest in part.result()}
+
+
+def _size(path: str) -> int:
+    with storage_errors(path):
+        return os.path.getsize(path) if exists(path) else 0
 
 
 def _digests_of(
@@ -188,13 +194,33 @@ def _digests_of(
 
 def _digest(source: Source, start: int, end: int, algorithm: str, advance: Callable[[int, str], None]) -> str:
     digest = _HASHES[algorithm]()
-    buffer = memoryview(bytearray(min(_BUFFER_BYTES, end - start)))
-    for at in range(start, end, _BUFFER_BYTES):
-        view = buffer[: min(_BUFFER_BYTES, end - at)]
-        source.read_into(at, view)
+    for view in _read_ahead(source, start, end):
         digest.update(view)
         advance(len(view), os.path.basename(source.path))
     return digest.hexdigest()
+
+
+def _read_ahead(source: Source, start: int, end: int) -> Iterator[memoryview]:
+    """The bytes [start, end) of a file in views, each valid until the next one, which is read meanwhile."""
+    if end <= start:
+        return
+    buffers = [memoryview(bytearray(min(_BUFFER_BYTES, end - start))) for _ in range(1 + (end - start > _BUFFER_BYTES))]
+
+    def read(at: int) -> memoryview:
+        view = buffers[(at - start) // _BUFFER_BYTES % 2][: min(_BUFFER_BYTES, end - at)]
+        source.read_into(at, view)
+        return view
+
+    if len(buffers) == 1:
+        yield read(start)
+        return
+    with ThreadPoolExecutor(1) as reader:
+        ahead = reader.submit(read, start)
+        for at in range(start, end, _BUFFER_BYTES):
+            view = ahead.result()
+            if at + _BUFFER_BYTES < end:
+                ahead = reader.submit(read, at + _BUFFER_BYTES)
+            yield view
 
 
 def compare(signed: Mapping[str, str], found: Mapping[str, str], *, by_shards: bool = False) -> SignedDifference:

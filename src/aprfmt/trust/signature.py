@@ -6,6 +6,9 @@ from aprfmt.light_dataclass import light_dataclass
 
 ED25519_METHOD = "ed25519"
 
+FOLDER_SIGNATURE = "model.sig"
+"""The signature of a folder, in it."""
+
 UNREADABLE = "unreadable"
 """In place of a reader's name, for a file that no reader opens."""
 

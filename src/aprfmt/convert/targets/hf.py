@@ -43,6 +43,7 @@ from aprfmt.tokenizer import hf_write
 from aprfmt.tokenizer.hf import has_vocabulary, is_tokenizer_file, read_files
 from aprfmt.tokenizer.hf_specials import chat_templates
 from aprfmt.tokenizer.model import NAMED_TEMPLATES, NO_VOCABULARY
+from aprfmt.trust.signature import FOLDER_SIGNATURE
 from aprfmt.types import JsonObject
 
 CONFIG = "config.json"
@@ -99,7 +100,7 @@ def folder(c: Canonical, work: Work, manifest: SourceManifest | None, framework:
         made = texts | tokenizer_files(c, texts)
         kept_names = {layout.name for layout in weights}  # the index is a text, too
         written = [FileLayout(n, [Literal(data)]) for n, data in made.items() if n not in kept_names]
-        return Output([*written, *manifest.other_layouts(), *weights], tensors)
+        return Output([*written, *_unsigned(manifest, losses), *weights], tensors)
     if packed.packed and config is not None:
         config = _json(parse_config(config, c.model.path) | {"quantization_config": packed.settings()})
         texts = texts | {name: _json(value) for name, value in packed.files().items()}
@@ -118,11 +119,20 @@ def folder(c: Canonical, work: Work, manifest: SourceManifest | None, framework:
     shards = _shards(own, shard_bytes or sum(t.n_bytes for t in own), framework)
     if _is_adapter(c):
         shards = [replace(shard, name=shard.name.replace("model", "adapter_model", 1)) for shard in shards]
-    others = manifest.other_layouts() if manifest is not None else []
+    others = _unsigned(manifest, losses) if manifest is not None else []
     if manifest is None:
         losses.others += dropped_files_loss(c, "the source manifest does not match the model")
     layouts = [*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *modules, *shards]
     return Output(layouts, tensors, n_params=c.n_params if packed.packed else None)
+
+
+def _unsigned(manifest: SourceManifest, losses: Losses) -> list[FileLayout]:
+    """The other files of the source, without its signature, which does not cover what is written now."""
+    layouts = manifest.other_layouts()
+    kept = [layout for layout in layouts if layout.name != FOLDER_SIGNATURE]
+    if len(kept) < len(layouts):
+        losses.others.append(f"the signature ({FOLDER_SIGNATURE}) dropped: it covers the source, not the output")
+    return kept
 
 
 def with_card(c: Canonical, texts: dict[str, bytes], losses: Losses) -> dict[str, bytes]:
