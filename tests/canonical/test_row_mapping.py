@@ -265,6 +265,25 @@ def test_what_stands_where_zeros_should_is_not_lost(row: int) -> None:
         made([source(table)], mapping, inverse=True)
 
 
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "Q8_0"])
+def test_the_first_row_is_repeated_behind_the_others(dtype: str) -> None:
+    rows = floats(3, 32)
+    mapping = RowMapping(((3, 32),), ((5, 32),), trail=2, repeats=True)
+    mapping.check("t")
+    assert RowMapping.from_json(json.loads(json.dumps(mapping.to_json())), "t") == mapping
+    given = source(rows, dtype)
+    there = produce([given], mapping, 0)
+    stored = produce([given], RowMapping(shape := ((3, 32),), shape), 0).data()
+    first = stored[: len(stored) // 3]
+    assert there.data() == stored + 2 * first
+    for behind in (2 * first, bytes(2 * len(first))):  # llama.cpp's converter writes zeros
+        whole = Tensor("g", dtype, (5, 32), 0, there.n_bytes, Source.from_bytes(stored + behind, "memory"))
+        assert produce([whole], mapping, 0, inverse=True).data() == stored
+    other = Source.from_bytes(stored + first + stored[len(first) : 2 * len(first)], "memory")
+    with pytest.raises(RefusedError, match="2 of its padding rows are not copies of the first row"):
+        produce([Tensor("g", dtype, (5, 32), 0, there.n_bytes, other)], mapping, 0, inverse=True).data()
+
+
 def test_last_values_that_a_gguf_lacks_come_back_as_zeros() -> None:
     decay = floats(7)
     mapping = RowMapping(((7,),), ((4,),), value="plus_one", cut=3)

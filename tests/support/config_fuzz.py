@@ -7,6 +7,7 @@ not need are taken back.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -389,13 +390,30 @@ class Fuzzer:
 
 
 def preload() -> None:
-    """Loads what the cases need once, before the workers fork."""
+    """Does what each case would do anew in its own process: imports, tables, patterns. It is most of a case's time."""
     import aprfmt.api
     from aprfmt.arch.table import ARCHITECTURES
 
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork
     quiet_transformers()
     for row, cases in fuzzed_rows().items():
         ARCHITECTURES.get(row)
-        for case in cases[:1]:
-            getattr(quiet_transformers(), case.model_class)
+        getattr(quiet_transformers(), cases[0].model_class)
     del aprfmt
+    with tempfile.TemporaryDirectory(prefix="apr-configs-") as work, LlamaPeer(_LLAMA_SECONDS) as llama:
+        for row, gguf_dtype in (("llama", "f32"), ("bert", "q8_0")):
+            base = fuzzed_rows()[row][0]
+            draws = Draws(base, VOCABULARY)
+            case = OddConfig(
+                draws.made_type,
+                base.model_class,
+                draws.arguments,
+                "f32",
+                base.kind,
+                like=base.id,
+                gguf_dtype=gguf_dtype,
+            )
+            verdicts = judge(case, Path(work) / row, llama)
+            assert outcome_of(verdicts) == RIGHT, f"{row}: {verdicts}"
+    gc.collect()
+    gc.freeze()  # a collection in a worker would copy the pages of all of it

@@ -9,8 +9,10 @@ compares the logits of that.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -320,11 +322,19 @@ def write_tokenizers(folder: Path, name: str) -> dict[str, Path]:
     """The folder of a small tokenizer of its own, below `folder`."""
     at = folder / name
     at.mkdir(parents=True)
-    if name == WORDS:
-        write_word_tokenizer(at)
-    else:
-        write_byte_tokenizer(at, VOCABULARY)
+    for file, data in _tokenizer_files(name).items():
+        (at / file).write_bytes(data)
     return {name: at}
+
+
+@cache
+def _tokenizer_files(name: str) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as made:
+        if name == WORDS:
+            write_word_tokenizer(Path(made))
+        else:
+            write_byte_tokenizer(Path(made), VOCABULARY)
+        return {path.name: path.read_bytes() for path in Path(made).iterdir()}
 
 
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}

@@ -65,6 +65,7 @@ from aprfmt.arch.scopes import (
     take,
 )
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
+from aprfmt.arch.zero_biases import stated_switches
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 
 EXTRA_KEY = "aprfmt.hparams"
@@ -334,7 +335,7 @@ def from_gguf(
     h = Hyperparams(architecture=row.id if row else word, rope_type=row.rope_type if row else None)
     known = row or replace(_UNKNOWN, gguf=word or "")
     kv = _without_drafts(kv, known)
-    flags = _flags_of(known, tensor_names)
+    flags = _flags_of(known, tensor_names) | dict.fromkeys(stated_switches(kv, known), False)
     defaults = defaults_of(row)
     scopes = [Scope(h, known, key, defaults, kv, tensor_names) for key in keys_of(known, defaults)]
     for scope in scopes:

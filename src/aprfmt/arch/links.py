@@ -44,7 +44,8 @@ class RowMapping:
     without the first `skip` and the last `cut` rows; 2. row i of the result is row `indices(orders)[i]`, and column j
     of each row column `indices(columns)[j]`; 3. `value` maps the values; the rows of each run of `scales` are
     multiplied by its numbers, one after the other; 4. `lead` rows of zeros come before the rows and `trail` behind
-    them; 5. the rows are cut into tensors of the `after` shapes, each transposed where `after_transposed` says so.
+    them, which are copies of the first row if `repeats`; 5. the rows are cut into tensors of the `after` shapes, each
+    transposed where `after_transposed` says so.
 
     Each step is a bijection (skipped rows come back as zeros), so the inverse follows from the same data. If only rows
     move (`moves_rows_only`), it works on stored bytes: a row of quantized blocks moves like any other.
@@ -58,6 +59,7 @@ class RowMapping:
         scales: (rows, numbers) of each run of rows, in the order of the GGUF side; empty: no row is multiplied.
         skip, cut: numbers of first and of last rows that the GGUF side does not have.
         lead, trail: numbers of first and of last rows, zeros, that only the GGUF side has; `after` is then one shape.
+        repeats: whether the `trail` rows are copies of the first row instead of zeros.
     """
 
     before: tuple[Shape, ...]
@@ -74,12 +76,13 @@ class RowMapping:
     cut: int = 0
     lead: int = 0
     trail: int = 0
+    repeats: bool = False
 
     @property
     def inner(self) -> RowMapping:
         """The mapping without rows of zeros: its GGUF side is one matrix of the others."""
         rows = self.n_rows - self.lead - self.trail
-        return replace(self, after=((rows, self.row_elements),), lead=0, trail=0)
+        return replace(self, after=((rows, self.row_elements),), lead=0, trail=0, repeats=False)
 
     @property
     def maps_values(self) -> bool:
@@ -157,6 +160,7 @@ class RowMapping:
             "cut": self.cut,
             "lead": self.lead,
             "trail": self.trail,
+            "repeats": self.repeats,
             "scales": [[rows, *numbers] for rows, numbers in self.scales],
             "after_transposed": any(self.after_transposed) and list(self.after_transposed),
             "value": self.value,
@@ -184,6 +188,7 @@ class RowMapping:
             _size(body.get("cut", 0)),
             _size(body.get("lead", 0)),
             _size(body.get("trail", 0)),
+            body.get("repeats") is True,
         )
         check_value_map(mapping.value)
         if mapping.pack not in ("", *PACKS):
@@ -306,7 +311,7 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
     if row.cut:
         mapping = replace(mapping, cut=size(row.cut))
     if row.lead or row.trail:
-        mapping = replace(mapping, lead=size(row.lead or "0"), trail=size(row.trail or "0"))
+        mapping = replace(mapping, lead=size(row.lead or "0"), trail=size(row.trail or "0"), repeats=row.repeats)
     if row.scale:
         mapping = replace(mapping, scales=_scales(row, h, layer, mapping.n_rows, size))
     if not row.pack:

@@ -247,6 +247,13 @@ def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
         raise RefusedError(
             f"rope_parameters.rope_type is {kind!r:.40}, which llama.cpp's {row.gguf} does not support", hint=ELSEWHERE
         )
+    turned = rotary_dim(h) or 0
+    if row.rotates == WHOLE_HEADS and kind not in ("default", "proportional") and turned % 2:
+        # Such classes rotate a part only if it rounds up to the head, with frequencies of the part.
+        raise RefusedError(
+            f"partial_rotary_factor is {h.extra.get(PARTIAL[0])}: llama.cpp cannot rotate {turned} values per head",
+            hint=ELSEWHERE,
+        )
     out: dict[str, tuple[str, object]] = {}
     loader = loader_of(row.gguf)
     if kind in ("linear", "yarn") and loader is not None and loader.window_factor and not row.nested_rope:

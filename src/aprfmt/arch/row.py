@@ -97,6 +97,7 @@ class TensorRow:
         cut: the same for trailing rows, if values are mapped. lead, trail: number of zero rows that a GGUF has before
             and after those of the `hf` tensors, sizes; they are dropped on the way back, and anything but zeros is
             refused.
+        repeats: whether the `trail` rows are copies of the first row instead; on the way back they may be either.
         flat: whether `order` permutes single values, whatever the shape.
         depth: what `{n}` counts, a size: the decoder's layers of a network that has an encoder's too.
         first: the GGUF index of the first of these layers, a size, if it numbers them after those of another stack; ""
@@ -122,6 +123,7 @@ class TensorRow:
     cut: str = ""
     lead: str = ""
     trail: str = ""
+    repeats: bool = False
     depth: str = "layers"
     first: str = ""
 

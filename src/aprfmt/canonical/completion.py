@@ -13,6 +13,7 @@ from aprfmt.arch.grammar import factor_names, has_layer
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.loaders import needs_head
 from aprfmt.arch.row import OF_TENSOR, ROPE_FACTORS, Architecture
+from aprfmt.arch.zero_biases import biases_of, stated_switches
 from aprfmt.canonical import sidecar
 from aprfmt.canonical.row_mapping import BufferedTensor
 from aprfmt.canonical.sidecar import Sidecar
@@ -102,8 +103,34 @@ def take_factors(hparams: Hyperparams, row: Architecture, kept: Sidecar) -> None
     hparams.extra |= {name: told[name] for name in factor_names(row) if name in told}
 
 
-def restore_bits(tensors: dict[str, CanonicalTensor], kept: Sidecar) -> None:
-    """Restores the exact bits of mapped tensors of a GGUF from the sidecar metadata."""
+def restore_checkpoint(
+    tensors: dict[str, CanonicalTensor],
+    row: Architecture | None,
+    hparams: Hyperparams,
+    kv: Mapping[str, object],
+    kept: Sidecar | None,
+) -> None:
+    """Undoes what a GGUF of ours says was done to a checkpoint's tensors: zeros for llama.cpp, rounded bits."""
+    if row is not None:
+        _drop_zero_biases(tensors, row, hparams, kv)
+    if kept is not None:
+        _restore_bits(tensors, kept)
+
+
+def _drop_zero_biases(
+    tensors: dict[str, CanonicalTensor], row: Architecture, hparams: Hyperparams, kv: Mapping[str, object]
+) -> None:
+    """Drops the biases that only llama.cpp needs; a switch whose biases were edited is on again."""
+    for switch, found in biases_of(stated_switches(kv, row), row, list(tensors)).items():
+        if any(tensors[name].produced.values().any() for name in found):
+            hparams.extra[switch] = True
+            continue
+        for name in found:
+            del tensors[name]
+
+
+def _restore_bits(tensors: dict[str, CanonicalTensor], kept: Sidecar) -> None:
+    """Restores the exact bits of mapped tensors from the sidecar metadata."""
     for name in kept.exact:
         tensor = tensors.get(name)
         if tensor is not None and tensor.link is not None and tensor.inverse:

@@ -18,7 +18,7 @@ from aprfmt.canonical.completion import (
     complete_from_gguf,
     complete_from_tensors,
     drop_tied_head,
-    restore_bits,
+    restore_checkpoint,
     take_factors,
 )
 from aprfmt.canonical.detection import find_part, find_row, hparams_as, name_hint
@@ -86,8 +86,8 @@ def canonical(
     dropped = copies | drop_tied_head(row, tensors, hparams, model.convention == "gguf")
     known = provenance.read(model)
     warnings += [*known.warnings, *([packs.warning] if packs.warning else [])]
-    if gguf is not None and kept is not None:
-        restore_bits(tensors, kept)
+    if gguf is not None:
+        restore_checkpoint(tensors, row, hparams, gguf.parts[0].kv, kept)
     if (folder := model.native_as(HfNative)) is not None:
         kept = sidecar.read_folder(folder.folder)
         facts = kept.metadata if kept is not None else {}

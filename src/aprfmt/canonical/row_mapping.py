@@ -231,34 +231,46 @@ def produce(sources: Sequence[TensorSource], mapping: RowMapping, position: int,
 
 
 def _padded(sources: Sequence[TensorSource], mapping: RowMapping, position: int, inverse: bool) -> Produced:
-    """The single GGUF tensor with zero rows added before and after those of the sources, or removed."""
+    """The single GGUF tensor with padding rows added before and after those of the sources, or removed."""
     if inverse:
-        return _without_zeros(sources[0], mapping, position)
+        return _without_padding(sources[0], mapping, position)
     rows = produce(sources, mapping.inner, 0)
     row_bytes = DTYPES[rows.dtype].n_bytes((mapping.row_elements,))
 
     def items(unit: int) -> Iterator[Item]:
         yield bytes(mapping.lead * row_bytes)
         yield from rows.items(unit)
-        yield bytes(mapping.trail * row_bytes)
+        yield mapping.trail * (_first_bytes(rows, row_bytes) if mapping.repeats else bytes(row_bytes))
 
     n_bytes = rows.n_bytes + (mapping.lead + mapping.trail) * row_bytes
     return Produced(rows.dtype, mapping.after[0], n_bytes, items, rows.held_bytes)
 
 
-def _without_zeros(source: TensorSource, mapping: RowMapping, position: int) -> Produced:
-    """A tensor of the Hugging Face side. Producing it raises RefusedError if a removed row is not zero."""
+def _first_bytes(produced: Produced, n_bytes: int) -> bytes:
+    found = b""
+    for chunk in produced.chunks():
+        found += bytes(memoryview(chunk).cast("B")[: n_bytes - len(found)])
+        if len(found) == n_bytes:
+            break
+    return found
+
+
+def _without_padding(source: TensorSource, mapping: RowMapping, position: int) -> Produced:
+    """A tensor of the Hugging Face side. Producing it raises RefusedError if a removed row is not padding."""
     row_bytes = DTYPES[source.dtype].n_bytes((mapping.row_elements,))
     inner = mapping.inner
     inside = _Part(source, mapping.lead * row_bytes, inner.after[0])
     made = produce([inside], inner, position, inverse=True)
 
     def items(unit: int) -> Iterator[Item]:
+        first = bytes(read_part(inside, 0, row_bytes)) if mapping.repeats else b""
         for start, rows in ((0, mapping.lead), (source.n_bytes - mapping.trail * row_bytes, mapping.trail)):
-            left_out = read_part(source, start, rows * row_bytes)
-            if any(left_out) and decode(source.dtype, bytes(left_out), (rows, mapping.row_elements)).any():
+            left_out = bytes(read_part(source, start, rows * row_bytes))
+            if not any(left_out) or (start and mapping.repeats and left_out == first * rows):
+                continue
+            if decode(source.dtype, left_out, (rows, mapping.row_elements)).any():
                 raise RefusedError(
-                    f"{rows} of its padding rows are not zero",
+                    f"{rows} of its padding rows are not {'copies of the first row' if mapping.repeats else 'zero'}",
                     tensor=source.name,
                     hint="the metadata belongs to another model, or the tensor is damaged",
                 )

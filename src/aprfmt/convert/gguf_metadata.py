@@ -6,7 +6,7 @@ import struct
 from dataclasses import replace
 
 from aprfmt.arch import hparams as hp
-from aprfmt.arch import names, scopes
+from aprfmt.arch import names, scopes, zero_biases
 from aprfmt.arch.fields import Misfit, shorten
 from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.canonical import sidecar
@@ -222,6 +222,8 @@ def derive_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid:
         )
         keys += [gguf_write.typed_kv(kv) for kv in found if kv[0] not in own]
     keys.append(("general.quantization_version", GgufType.UINT32, 2))
+    if c.arch is not None and (switches := zero_biases.zero_switches(c.hparams, c.arch)):
+        keys.append((zero_biases.KEY, (GgufType.ARRAY, GgufType.STRING), switches))
     return keys + _imatrix_keys(work.quantization)
 
 

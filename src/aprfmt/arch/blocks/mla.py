@@ -27,7 +27,7 @@ def latent_attention() -> tuple[TensorRow, ...]:
     bias, rank, q = "attention_bias", "q_lora_rank", f"heads*{_NOPE}+heads*{_ROPE_PART}"
     return (
         *linear("self_attn.q_proj", "attn_q", f"{q},hidden", need=f"!{rank}"),
-        *linear("self_attn.q_a_proj", "attn_q_a", f"{rank},hidden", bias, need=rank),
+        *linear("self_attn.q_a_proj", "attn_q_a", f"{rank},hidden", f"{bias}&{rank}", need=rank),
         *norm("self_attn.q_a_layernorm", "attn_q_a_norm", rank, need=rank),
         *linear("self_attn.q_b_proj", "attn_q_b", f"{q},{rank}", need=rank),
         *linear("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", f"{_LATENT}+{_ROPE_PART},hidden", bias),

@@ -137,12 +137,14 @@ def _n_tokens_to_gguf(value: object, scope: Scope) -> None:
         raise RefusedError(f"{scope.name} is {rows}: llama.cpp's {scope.row.gguf} supports at most the vocabulary "
             f"size, {vocab}")
     if rows < min(vocab, _LEAST_ROWS):
-        raise RefusedError(f"{scope.name} is {rows} of {vocab} tokens: transformers gives the other tokens the row of "
-            f"token 0, llama.cpp's {scope.row.gguf} zeros")
+        raise RefusedError(
+            f"{scope.name} is {rows}: transformers would not load a folder made from the GGUF without a row for the "
+            f"tokenizer's padding token; it must be at least {_LEAST_ROWS}"
+        )
 
 
 _LEAST_ROWS = 256
-"""Tokens that any vocabulary of bytes has: with fewer rows for each layer, ordinary texts have tokens without one."""
+"""Rows that have the special tokens of usual tokenizers."""
 
 
 _KV_LAYERS, _SPARSE_LAYERS, _SPARSITY = 20, 10, 0.95
@@ -244,12 +246,13 @@ _PER_LAYER = "hidden_size_per_layer_input"
 def _per_layer_model(need: str = REQUIRED) -> tuple[TensorRow, ...]:
     """Per-layer token embeddings, and the projection of the main embedding that is added to them.
 
-    If fewer tokens have some, a GGUF has zeros for the others, which represent images and audio.
+    If only the first tokens have some, transformers reads token 0's for the others (images and audio, in published
+    checkpoints): a GGUF repeats them.
     """
     rows, width = "vocab_size_per_layer_input", f"layers*{_PER_LAYER}"
     table = tensor("model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight", f"{rows},{width}", need)
     return (
-        replace(table, gguf_dims=(f"vocab,{width}",), trail=f"vocab-{rows}"),
+        replace(table, gguf_dims=(f"vocab,{width}",), trail=f"vocab-{rows}", repeats=True),
         *linear("model.per_layer_model_projection", "per_layer_model_proj", f"layers*{_PER_LAYER},hidden", need=need),
         *norm("model.per_layer_projection_norm", "per_layer_proj_norm", _PER_LAYER, need=need),
     )

@@ -183,7 +183,7 @@ _NEOX = Architecture(
     keys=(
         *DIMS, Key("rope.dimension_count", ("rotary_pct",), converter=rotary_dim),
         Key("use_parallel_residual", ("use_parallel_residual",), "bool"), LAYER_EPS,
-        replace(ROPE, hf=("rotary_emb_base",)), must_be("attention_bias", True), gelu("hidden_act"),
+        replace(ROPE, hf=("rotary_emb_base",)), flag("attention_bias"), gelu("hidden_act"),
     ),
     ignored=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
     prefixes=tuple((name, f"gpt_neox.{name}") for name in ("embed_in.", "layers.", "final_layer_norm.")),
@@ -316,7 +316,7 @@ ROWS: tuple[Architecture, ...] = (
             *attention("use_bias", "use_bias"), mlp=plain_mlp("use_bias", "mlp.c_fc", "mlp.c_proj"), norm_bias=REQUIRED
         ),
         keys=(
-            *DIMS, GROUPED, ROPE, layer_eps("norm_epsilon"), HEAD_DIM, WINDOW, must_be("use_bias", True),
+            *DIMS, GROUPED, ROPE, layer_eps("norm_epsilon"), HEAD_DIM, WINDOW, flag("use_bias"),
             must_be("hidden_act", "gelu_pytorch_tanh"),
         ),
         differs=(NO_WINDOW,),
@@ -329,7 +329,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *DIMS, GROUPED, ROPE, LAYER_EPS, HEAD_DIM, ROPE_DIM, must_be("hidden_act", "relu2"),
-            must_be("attention_bias", True), must_be("mlp_bias", True),
+            flag("attention_bias"), flag("mlp_bias"),
         ),
     ),
     _GPT2,

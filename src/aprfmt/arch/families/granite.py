@@ -90,7 +90,7 @@ _GRANITE = Architecture(
         Key("ssm.inner_size", ("mamba_expand",), converter=expand, allowed=(2,)),
         Key("ssm.time_step_rank", ("mamba_n_heads",)),
         Key("rope.scaling.finetuned", ("position_embedding_type",), "bool", converter=rope_switch), _KINDS, SILU,
-        flag("attention_bias"), must_be("mamba_proj_bias", False), must_be("mamba_conv_bias", True),
+        flag("attention_bias"), must_be("mamba_proj_bias", False), flag("mamba_conv_bias"),
     ),
 )
 

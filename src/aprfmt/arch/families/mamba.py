@@ -191,7 +191,7 @@ def _mamba_keys(inner: Key, *family: Key) -> tuple[Key, ...]:
     return (
         _UNBOUNDED, _WIDTH, Key("feed_forward_length", constant=0), Key("attention.head_count", constant=0), _BLOCKS,
         Key("ssm.conv_kernel", ("conv_kernel", "d_conv")), inner, Key("ssm.state_size", ("state_size", "d_state")),
-        *family, _EPS, SILU, must_be("use_bias", False), must_be("use_conv_bias", True),
+        *family, _EPS, SILU, must_be("use_bias", False), flag("use_conv_bias"),
     )
 
 
@@ -242,7 +242,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("ssm.state_size", ("mamba_d_state",)), Key("ssm.group_count", ("mamba_n_groups",)), _TWICE,
             Key("ssm.time_step_rank", ("mamba_n_heads",)), Key("rope.scaling.finetuned", kind="bool", constant=True),
             Key("", ("attn_layer_indices",), converter=attention_indices), SILU, flag("attention_bias"),
-            flag("mlp_bias"), must_be("mamba_proj_bias", False), must_be("mamba_conv_bias", True),
+            flag("mlp_bias"), must_be("mamba_proj_bias", False), flag("mamba_conv_bias"),
         ),
     ),
     Architecture(
@@ -255,7 +255,7 @@ ROWS: tuple[Architecture, ...] = (
             RMS_EPS, *rename(EXPERTS[:2], num_experts=("num_experts", "num_local_experts")),
             Key("", ("attn_layer_period",), converter=attention_period), Key("", ("attn_layer_offset",)),
             Key("", ("expert_layer_period",), converter=expert_period), Key("", ("expert_layer_offset",)), SILU,
-            must_be("mamba_proj_bias", False), must_be("mamba_conv_bias", True),
+            must_be("mamba_proj_bias", False), flag("mamba_conv_bias"),
         ),
     ),
     Architecture(
@@ -277,7 +277,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("embedding_multiplier",), "f32", converter=Converter(_tied_multiplier_to_gguf)), SILU,
             flag("mlp_bias"),
             must_be("attention_bias", False), must_be("projectors_bias", False), must_be("mamba_proj_bias", False),
-            must_be("mamba_conv_bias", True),
+            flag("mamba_conv_bias"),
         ),
     ),
 )

@@ -248,7 +248,7 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
             Key("ssm.time_step_rank", ("mamba_num_heads",)), Key("rope.scaling.finetuned", kind="bool", constant=False),
             HEAD_DIM, Key("", ("layers_block_type",), converter=block_types),
             Key("", ("hybrid_override_pattern",), "str"), must_be("mlp_hidden_act", "relu2"),
-            must_be("mamba_hidden_act", "silu"), must_be("use_bias", False), must_be("use_conv_bias", True),
+            must_be("mamba_hidden_act", "silu"), must_be("use_bias", False), flag("use_conv_bias"),
             flag("mlp_bias"), Key("", ("time_step_min", "mamba_dt_min"), "f32"),
         ),
         differs=(Difference("llama.cpp does not raise time steps to time_step_min", "least_step"),),

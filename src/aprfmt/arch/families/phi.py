@@ -6,8 +6,8 @@ from dataclasses import replace
 from math import isqrt
 
 from aprfmt.arch.blocks.decoder import (
-    DIMS, GROUPED, LAYER_EPS, NO_WINDOW, RMS_EPS, ROPE, ROPE_DIM, SILU, WINDOW, attention, fused_mlp, hf_names, linear,
-    must_be, network, norm, plain_mlp, tensor,
+    DIMS, GROUPED, LAYER_EPS, NO_WINDOW, RMS_EPS, ROPE, ROPE_DIM, SILU, WINDOW, attention, flag, fused_mlp, hf_names,
+    linear, must_be, network, norm, plain_mlp, tensor,
 )
 from aprfmt.arch.blocks.moe import mixtral_experts, moe_decoder, moe_keys
 from aprfmt.arch.blocks.tower import (
@@ -112,7 +112,7 @@ ROWS: tuple[Architecture, ...] = (
             norm_bias=REQUIRED, head_bias="lm_head_bias&output",
         ),
         keys=moe_keys(
-            ROPE_DIM, WINDOW, must_be("attention_bias", True), must_be("lm_head_bias", True),
+            ROPE_DIM, WINDOW, flag("attention_bias"), flag("lm_head_bias"),
             Key("", converter=mscales), Key("", ("router_jitter_noise",), "f32"), count="num_local_experts",
         ),
         differs=(_SPARSEMIXER, NO_WINDOW),

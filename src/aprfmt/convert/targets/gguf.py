@@ -13,6 +13,7 @@ from aprfmt.arch.extra_tensors import unsupported_parts
 from aprfmt.arch.flat_norms import all_flat_norms
 from aprfmt.arch.loaders import loader_of
 from aprfmt.arch.row import OF_TENSOR, Architecture
+from aprfmt.arch.zero_biases import zero_biases
 from aprfmt.canonical.drafts import only_mtp_layers, with_mtp_layers_counted, without_mtp_layers
 from aprfmt.canonical.model import Canonical, from_gguf
 from aprfmt.canonical.model_kinds import ADAPTER
@@ -224,9 +225,10 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
             hint="add --allow-unmapped to keep the tensor names",
         )
     if row is not None:
-        for name, factors in (rope_factors.factor_tensors(c.hparams, row) | all_flat_norms(c.hparams, row)).items():
+        made = rope_factors.factor_tensors(c.hparams, row) | all_flat_norms(c.hparams, row)
+        for name, values in (made | zero_biases(c.hparams, row)).items():
             if name not in c.tensors:
-                yield _factors(name, factors)
+                yield _factors(name, values)
     numbers = {key.hf[0] for key in row.keys if key.role == OF_TENSOR} if row is not None else set[str]()
     placeless = [
         name
