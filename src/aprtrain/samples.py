@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from aprfmt.texts.sequences import Windows
-from aprfmt.tokenizer.encoding import load, tokenizer_json
+from aprfmt.tokenizer.encoding import tokenizer_json
+from aprfmt.tokenizer.fast import load
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.data.batches import batch_of
 from aprtrain.network.decoder import Decoder, soft_cap

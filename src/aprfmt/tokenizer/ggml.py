@@ -6,13 +6,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import TypeAlias, TypeVar
 
 from aprfmt.errors import CorruptError, RefusedError, UsageError
-from aprfmt.tokenizer.model import NO_VOCABULARY, KvType, Tokenizer, TokenType, is_unicode, read_list, read_value
+from aprfmt.tokenizer.data import (
+    CHARSMAP,
+    NO_VOCABULARY,
+    TOKEN_TYPE_COUNT,
+    KvType,
+    TokenType,
+    is_unicode,
+    read_list,
+    read_value,
+)
+from aprfmt.tokenizer.model import Tokenizer
 
 __all__ = [
-    "CHARSMAP",
     "KV",
     "SPECIAL_KEYS",
-    "TOKEN_TYPE_COUNT",
     "VOCABULARY_KEYS",
     "from_gguf",
     "key_problems",
@@ -60,10 +68,6 @@ VOCABULARY_KEYS = frozenset(_PREFIX + key for key in _LIST_KEYS)
 """What `key_problems` looks at."""
 _HOLE_SCORE = -10000.0
 _BYTES = (("ARRAY", "UINT8"), ("ARRAY", "INT8"))
-CHARSMAP = _PREFIX + "precompiled_charsmap"
-"""SentencePiece's compiled normalization, in `Tokenizer.extra`."""
-TOKEN_TYPE_COUNT = _PREFIX + "token_type_count"
-"""Rows of BERT's segment embedding, in `Tokenizer.extra`."""
 
 _WANTED_BY_NAME = {
     "phi-3": ("</s>", "<unk>", "<s>", "<|endoftext|>"),
