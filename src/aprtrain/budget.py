@@ -202,6 +202,13 @@ class NodesPlan(TypedDict):
     first_disk_bytes: int
 
 
+class MemoryEntry(TypedDict):
+    """A part of a plan's memory; JSON data."""
+
+    name: str
+    bytes: int
+
+
 class Plan(TypedDict):
     """A plan of a run; JSON data. Values that depend on --steps are None without it.
 
@@ -219,7 +226,7 @@ class Plan(TypedDict):
     """
 
     command: str
-    memory: list[dict[str, Any]]
+    memory: list[MemoryEntry]
     memory_bytes: int
     flops_per_token: dict[str, float]
     tokens: int | None

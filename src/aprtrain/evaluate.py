@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -266,7 +266,14 @@ def score(
         )
 
 
-def _facts(path: str, network: NetworkSource) -> dict[str, Any]:
+class _ModelFacts(TypedDict):
+    file: str
+    format: str | None
+    architecture: str
+    parameters: int
+
+
+def _facts(path: str, network: NetworkSource) -> _ModelFacts:
     label = network.model.label if network.model is not None else None
     shape = network.shape
     return {"file": path, "format": label, "architecture": shape.architecture, "parameters": shape.n_params}

@@ -586,7 +586,7 @@ def _finish(trainer: Trainer, saved: Saved, *, is_done: bool) -> Path | None:
     return model
 
 
-def _run_qa(model: Path, recorder: Recorder) -> dict[str, Any]:
+def _run_qa(model: Path, recorder: Recorder) -> dict[str, object]:
     """Runs `apr qa` on the model in llama.cpp; an error counts as not passed."""
     recorder.say("running apr qa on the model in llama.cpp")
     try:

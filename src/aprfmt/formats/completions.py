@@ -47,9 +47,6 @@ _PROBES = (
 )
 """Texts whose ids must be the student's."""
 
-Told = Mapping[Any, Any]
-"""Id -> an object with `logprob`: the most likely ids of a position, and its label."""
-
 
 class _RepeatableError(Exception):
     """A request that may succeed when it is repeated."""
@@ -148,7 +145,7 @@ class CompletionServer:
                 time.sleep(pause)
         raise AssertionError
 
-    def _ask_once(self, path: str, body: Mapping[str, object] | None) -> Any:
+    def _ask_once(self, path: str, body: Mapping[str, object] | None) -> object:
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(API_KEY):
             headers["Authorization"] = f"Bearer {key}"
@@ -215,7 +212,7 @@ def _malformed(server: CompletionServer, what: str) -> CorruptError:
     return CorruptError(f"the server's answer has no valid {what}", path=server.url)
 
 
-def _ask_vllm(server: CompletionServer, piece: DocumentSpan, k: int) -> list[Told]:
+def _ask_vllm(server: CompletionServer, piece: DocumentSpan, k: int) -> list[object]:
     body = {"model": server.model, "prompt": piece.prompt, "prompt_logprobs": k, "max_tokens": 1, "temperature": 0}
     found = server.ask("/v1/completions", body | {"return_token_ids": True})
     try:
@@ -230,7 +227,7 @@ def _ask_vllm(server: CompletionServer, piece: DocumentSpan, k: int) -> list[Tol
     return [told[place - piece.start + 1] for place in piece.places_P]
 
 
-def _ask_sglang(server: CompletionServer, piece: DocumentSpan, k: int) -> list[Told]:
+def _ask_sglang(server: CompletionServer, piece: DocumentSpan, k: int) -> list[object]:
     body = {"input_ids": piece.prompt, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": k}
     found = server.ask("/generate", body | {"sampling_params": {"max_new_tokens": 1, "temperature": 0}})
     try:
@@ -244,8 +241,8 @@ def _ask_sglang(server: CompletionServer, piece: DocumentSpan, k: int) -> list[T
         raise _malformed(server, "input_top_logprobs") from None
 
 
-def _ask_llama_server(server: CompletionServer, piece: DocumentSpan, k: int) -> list[Told]:
-    found: list[Told] = []
+def _ask_llama_server(server: CompletionServer, piece: DocumentSpan, k: int) -> list[object]:
+    found: list[object] = []
     for place, label in zip(piece.places_P, piece.labels_P.tolist(), strict=True):
         # The most likely token is the label then; the log-probabilities are those before the bias.
         body = {"prompt": piece.ids[: place - piece.start + 1], "n_predict": 1, "n_probs": k, "temperature": 0}
@@ -261,7 +258,7 @@ def _ask_llama_server(server: CompletionServer, piece: DocumentSpan, k: int) -> 
     return found
 
 
-FORMS: dict[str, Callable[[CompletionServer, DocumentSpan, int], list[Told]]] = {
+FORMS: dict[str, Callable[[CompletionServer, DocumentSpan, int], list[object]]] = {
     "vllm": _ask_vllm,
     "sglang": _ask_sglang,
     "llamacpp": _ask_llama_server,
