@@ -186,7 +186,7 @@ def _sums(sides: list[_ScoredSide], labels_P: Tensor, given: TopKTargets | None 
         if given is not None:
             logp_PK = (known_PK - student.log_sum[:, None]).double()
             others_P = (1 - logp_PK.exp().sum(1)).clamp(min=_NO_MASS)
-            logq_PK, rest_P = given.top.logprobs_NK[places].double(), given.top.rest1_N[places].double()
+            logq_PK, rest_P = given.top.logprobs_NK[places].double(), given.top.residual1_N[places].double()
             kl = (logq_PK.exp() * (logq_PK - logp_PK)).sum(1) + torch.special.xlogy(rest_P, rest_P / others_P)
             found += [kl, (student.top_id == ids_PK[:, 0]).float(), -given.label_P[places]]
         if len(sides) > 1:

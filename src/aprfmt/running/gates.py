@@ -229,7 +229,7 @@ output. For SmolLM2 0.98 and 0.03; with the tokenizer of Qwen 0.62 and 0.83.
 
 
 def _tokenizer(x: ModelUnderTest) -> GateFinding:
-    """A model that predicts its own output well, but not tokenized text, was trained with another tokenizer."""
+    """Fails a model that predicts its own output far better than text: it was trained with another tokenizer."""
     begin = max(0, x.llama.facts.bos)
     same = total = 0
     losses = []

@@ -24,8 +24,6 @@ from aprfmt.tokenizer.data import KvType, TokenType, is_unicode, read_list, read
 from aprfmt.tokenizer.ggml import template_key, to_gguf
 from aprfmt.tokenizer.model import Tokenizer
 
-__all__ = ["OWN_KEY", "from_metadata", "to_metadata"]
-
 _T = TypeVar("_T")
 OWN_KEY = "aprfmt.tokenizer"
 _SPECIAL = {"bos": "bos_token_id", "eos": "eos_token_id", "pad": "padding_token_id"}

@@ -40,7 +40,10 @@ def read_value(value: object, kind: type[_T], where: str) -> _T | None:
 
 
 def read_list(value: object, kind: type[_T], where: str) -> list[_T]:
-    """The same for arrays, [] if missing; integers too where floats are expected."""
+    """An array of untrusted metadata as a list, [] if missing. Raises CorruptError for other elements than `kind`.
+
+    For float, integers are accepted too.
+    """
     if value is None:
         return []
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):

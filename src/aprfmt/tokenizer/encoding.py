@@ -17,7 +17,7 @@ TOKENIZER_JSON = "tokenizer.json"
 
 
 _loaded: dict[int, FastTokenizer] = {}
-"""Those in use, by the identity of their Tokenizer."""
+"""Loaded tokenizers by the identity of their Tokenizer."""
 
 
 def loaded(tokenizer: TokenizerData) -> FastTokenizer:

@@ -18,18 +18,6 @@ from aprfmt.tokenizer.data import (
 )
 from aprfmt.tokenizer.model import Tokenizer
 
-__all__ = [
-    "KV",
-    "SPECIAL_KEYS",
-    "VOCABULARY_KEYS",
-    "from_gguf",
-    "key_problems",
-    "known_keys",
-    "missing_by_name",
-    "template_key",
-    "to_gguf",
-]
-
 KV: TypeAlias = tuple[str, KvType, object]
 """(key, type name or ("ARRAY", element type name), value): what formats.gguf_write takes, types by name."""
 

@@ -108,7 +108,7 @@ def _read_merges(merges: Json, texts: set[str], source: str) -> list[str]:
 
 
 def _read_plain_merges(merges: list[Json], texts: set[str]) -> list[str] | None:
-    """The same for valid lists without spaces in tokens: hundreds of thousands at a time."""
+    """Merges of a valid list without spaces in tokens, hundreds of thousands at a time; None for any other list."""
     pairs = [merge for merge in merges if isinstance(merge, list)]
     lines = [merge for merge in merges if isinstance(merge, str)]
     if pairs and set(map(len, pairs)) == {2} and not any(" " in text for text in texts):

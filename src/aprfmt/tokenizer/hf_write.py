@@ -14,8 +14,6 @@ from aprfmt.tokenizer import generation, rwkv
 from aprfmt.tokenizer.data import CHARSMAP, NAMED_TEMPLATES, UNDERLINE, TokenizerData, TokenType
 from aprfmt.tokenizer.rules import LINES, UNNAMED, PreTokenizerRule, rule
 
-__all__ = ["from_phantom", "to_hf_files"]
-
 Parts: TypeAlias = dict[str, object]
 """normalizer, pre_tokenizer, decoder and model of a tokenizer.json."""
 
@@ -300,7 +298,10 @@ def _llama_parts(tok: TokenizerData) -> Parts:
 
 
 def _pieces_parts(tok: TokenizerData) -> Parts:
-    """The same for ranked merges of pieces, as in Gemma 4. Without all byte tokens, unknown characters are dropped."""
+    """Parts for ranked merges of SentencePiece pieces, as in Gemma 4.
+
+    Without all byte tokens, unknown characters are dropped.
+    """
     vocab = _last_ids(tok)
     unk = tok.tokens[tok.special.get("unk", 0)] if tok.model == "gemma4" else None
     return {
@@ -421,7 +422,7 @@ def _wordpiece_parts(tok: TokenizerData) -> Parts:
 
 
 def _rwkv_parts(tok: TokenizerData) -> Parts:
-    """The same for RWKV's tokenizer: WordPiece of bytes, without a prefix, also takes the longest token.
+    """Parts for RWKV's tokenizer: WordPiece of bytes, without a prefix, also takes the longest token.
 
     Raises UnsupportedError if a byte is not a token.
     """

@@ -25,8 +25,6 @@ from aprfmt.tokenizer.data import TokenType, is_unicode
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import Json, JsonObject
 
-__all__ = ["OLD_SPECIALS", "Family", "family_of", "looks_like_ranks", "merges_of_ranks", "read_ranks", "read_tekken"]
-
 _FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?(\n|\Z)")
 _LONGEST_TOKEN = 1 << 10
 """Maximum bytes of a token: finding its merges takes quadratic time."""

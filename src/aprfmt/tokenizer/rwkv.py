@@ -15,8 +15,6 @@ from aprfmt.errors import CorruptError
 from aprfmt.tokenizer.byte_letters import BYTE_LETTERS, in_letters
 from aprfmt.tokenizer.data import TokenizerData, TokenType
 
-__all__ = ["FILE_NAME", "from_escaped", "is_vocabulary", "read_tokens", "splits", "to_escaped", "to_vocabulary"]
-
 FILE_NAME = "rwkv_vocab_v20230424.txt"
 """The name that other programs look for."""
 END_OF_TEXT = "<s>"

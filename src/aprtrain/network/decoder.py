@@ -28,7 +28,7 @@ from aprtrain.lora_spec import LoraSpec
 from aprtrain.network.attention import LABELS, AttentionPlan, Documents, attend, choose, places
 from aprtrain.network.experts import Experts, choose_experts
 from aprtrain.network.layout import FLOAT32, WEIGHTS, Layout
-from aprtrain.network.rotation import Turn, cos_sin_of, inverse_frequencies, rotate
+from aprtrain.network.rotation import CosSin, cos_sin_of, inverse_frequencies, rotate
 from aprtrain.network.shape import Latent, Shape
 
 
@@ -130,11 +130,11 @@ class Block(nn.Module):
         """Runs `compute`, possibly compiled."""
         return self.function(self, *inputs)
 
-    def compute(self, x_NTD: Tensor, turn: Turn | None, plan: AttentionPlan) -> Tensor:
-        """The layer's output [N, T, D]; `turn` is None for a layer without RoPE."""
+    def compute(self, x_NTD: Tensor, cos_sin: CosSin | None, plan: AttentionPlan) -> Tensor:
+        """The layer's output [N, T, D]; `cos_sin` is None for a layer without RoPE."""
         s = self.shape
         y = self._normed(x_NTD, "attn_norm")
-        q, k, v = self._heads(y, turn) if s.latent is None else self._latent_heads(y, turn, s.latent)
+        q, k, v = self._heads(y, cos_sin) if s.latent is None else self._latent_heads(y, cos_sin, s.latent)
         mixed = attend(q, k, v, plan, scale=s.attn_scale, softcap=s.attn_softcap, sinks=self.sinks)
         mixed = self._linear(mixed.flatten(2), "out")
         if self.mlp_norm is None and self.mlp_post_norm is None:
@@ -171,35 +171,35 @@ class Block(nn.Module):
             return self._normed(x.flatten(2), name, eps).view_as(x)
         return _norm(x, weight, getattr(self, f"{name}_bias"), s.norm_eps if eps is None else eps, s)
 
-    def _heads(self, y_NTD: Tensor, turn: Turn | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, y_NTD: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
         """Q [N, T, H, E], K and V [N, T, K, E]."""
         s = self.shape
         fused = self._linear(y_NTD, "qkv")
         heads = fused.view(*fused.shape[:2], -1, s.head_dim)
         q, k, v = torch.split(heads, [s.n_heads, s.n_kv_heads, s.n_kv_heads], dim=2)
-        if not s.late_qk_norm:
+        if not s.qk_norm_after_rope:
             q, k = self._normed(q, "q_norm"), self._normed(k, "k_norm")
-        if turn is not None:
-            q, k = rotate(q, turn, s.adjacent), rotate(k, turn, s.adjacent)
-            q = q if turn[2] is None else q * turn[2].to(q.dtype)
-        if s.late_qk_norm:
+        if cos_sin is not None:
+            q, k = rotate(q, cos_sin, s.adjacent), rotate(k, cos_sin, s.adjacent)
+            q = q if cos_sin[2] is None else q * cos_sin[2].to(q.dtype)
+        if s.qk_norm_after_rope:
             q, k = self._normed(q, "q_norm"), self._normed(k, "k_norm")
         return q, k, v
 
-    def _latent_heads(self, y_NTD: Tensor, turn: Turn | None, at: Latent) -> tuple[Tensor, Tensor, Tensor]:
+    def _latent_heads(self, y_NTD: Tensor, cos_sin: CosSin | None, at: Latent) -> tuple[Tensor, Tensor, Tensor]:
         """Q and K [N, T, H, E], V [N, T, H, values of a head]."""
-        assert turn is not None
+        assert cos_sin is not None
         s, few = self.shape, y_NTD
         if self.q_a is not None:
             few = self._normed(self._linear(y_NTD, "q_a"), "q_a_norm", at.eps)
         q_heads = self._linear(few, "q_b").view(*y_NTD.shape[:2], s.n_heads, -1)
-        q_still, q_turned = torch.split(q_heads, [at.still, at.turned], -1)
-        few, k_turned = torch.split(self._linear(y_NTD, "kv_a"), [at.rank, at.turned], -1)
+        q_nope, q_rope = torch.split(q_heads, [at.nope_dim, at.rope_dim], -1)
+        few, k_rope = torch.split(self._linear(y_NTD, "kv_a"), [at.rank, at.rope_dim], -1)
         kv_heads = self._linear(self._normed(few, "kv_a_norm", at.eps), "kv_b").view(*y_NTD.shape[:2], s.n_heads, -1)
-        k_still, v = torch.split(kv_heads, [at.still, at.values], -1)
-        k_turned = rotate(k_turned[:, :, None], turn, s.adjacent).expand(*k_still.shape[:-1], -1)
-        q = torch.cat((q_still, rotate(q_turned, turn, s.adjacent)), -1)
-        return q, torch.cat((k_still, k_turned), -1), v
+        k_nope, v = torch.split(kv_heads, [at.nope_dim, at.values], -1)
+        k_rope = rotate(k_rope[:, :, None], cos_sin, s.adjacent).expand(*k_nope.shape[:-1], -1)
+        q = torch.cat((q_nope, rotate(q_rope, cos_sin, s.adjacent)), -1)
+        return q, torch.cat((k_nope, k_rope), -1), v
 
     def _mlp(self, y_NTD: Tensor) -> Tensor:
         if self.router is None and self.fuses and y_NTD.dtype == torch.bfloat16:
@@ -327,10 +327,10 @@ class Decoder(nn.Module):
         x_NTD = self.embed_tokens(tokens_NT)
         positions_NT, lengths_NT, number_NT = places(tokens_NT, documents)
         frequencies = self.frequencies(tokens_NT.device)
-        turns = [cos_sin_of(*each, positions_NT, lengths_NT) for each in zip(s.ropes, frequencies, strict=True)]
+        tables = [cos_sin_of(*each, positions_NT, lengths_NT) for each in zip(s.ropes, frequencies, strict=True)]
         plans = self.plan_attention(tokens_NT, documents, number_NT, x_NTD.dtype)
         for block, window, rope in zip(self.blocks, s.windows, s.layer_ropes, strict=True):
-            x_NTD = self.run_block(block, x_NTD, turns[rope] if rope >= 0 else None, plans[window])
+            x_NTD = self.run_block(block, x_NTD, tables[rope] if rope >= 0 else None, plans[window])
         return self.final_norm(x_NTD)
 
     def embed_tokens(self, tokens_NT: Tensor) -> Tensor:

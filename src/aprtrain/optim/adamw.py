@@ -421,7 +421,7 @@ def _wait(works: list[Communication]) -> None:
 
 
 def global_norm(own: Tensor, world: World) -> Tensor:
-    """The Euclidean norm of a sharded gradient from the norm of each process's shard; bitwise equal in all processes."""
+    """The norm of a sharded gradient, from the norm of this process's shard; bitwise equal in all processes."""
     square = own.square()
     world.all_reduce(square)
     return square.sqrt()
@@ -512,7 +512,7 @@ class ShardedAdamW:
             buffer.zero_()
 
     def grad_of(self, name: str) -> Tensor:
-        """The float32 gradient of a parameter whose gradient autograd does not compute, or only in part. See Optimizer."""
+        """The float32 gradient of a parameter that the loss computes, at least in part. See Optimizer."""
         if name not in self._formed:
             self._formed[name] = torch.zeros(self._padded(name), device=self._world.device)
         return self._formed[name][: self.shapes[name][0]]
