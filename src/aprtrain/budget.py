@@ -236,8 +236,8 @@ class Plan(TypedDict):
     seconds: float | None
     student: dict[str, Any]
     teacher: dict[str, Any] | None
-    teacher_files: dict[str, Any] | None
-    vocabulary: dict[str, Any] | None
+    teacher_files: dict[str, object] | None
+    vocabulary: dict[str, object] | None
     compiled: bool
     nodes: NodesPlan | None
     data: dict[str, Any]
@@ -364,6 +364,6 @@ def _check_lasts(config: Config, body: dict[str, Any], scarce: dict[str, Any]) -
         )
 
 
-def _dims(shape: Shape) -> dict[str, Any]:
+def _dims(shape: Shape) -> dict[str, int | float | str]:
     numbers = {name: value for name, value in asdict(shape).items() if isinstance(value, (int, float, str))}
     return numbers | {"parameters": shape.n_params}
