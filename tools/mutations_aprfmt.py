@@ -1034,7 +1034,7 @@ APRFMT = (
     Mutation("names take any memory", "aprfmt/model.py:Model.__init__",
         "test_gguf_hostile.py::test_refused",
         "> MAX_NAMES_CHARS", "> 1 << 60"),
-    Mutation("a chat template has any length", "aprfmt/tokenizer/model.py:Tokenizer.__post_init__",
+    Mutation("a chat template has any length", "aprfmt/tokenizer/data.py:TokenizerData.__post_init__",
         "test_memory_bombs.py::test_a_small_file_stays_small",
         "len(text) > MAX_TEMPLATE_CHARS", "False"),
     Mutation("a compressed text unpacks to anything", "aprfmt/io/unpacked.py:Unpacked._check_limits",

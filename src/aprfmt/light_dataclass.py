@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __all__ = ["light_dataclass"]
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from dataclasses import dataclass as light_dataclass
+    from typing import Protocol
+
+    from _typeshed import DataclassInstance
+
+    class _Compared(Protocol):
+        _compared_values: Callable[[object], object]
 else:
 
     def light_dataclass(
-        cls: type | None = None, /, *, frozen: bool = False, eq: bool = True, repr: bool = True, **more: Any
-    ) -> Any:
+        cls: type | None = None, /, *, frozen: bool = False, eq: bool = True, repr: bool = True, **more: object
+    ) -> object:
         """As dataclasses.dataclass; `frozen` makes instances hashable."""
         if cls is None:
             return lambda cls: light_dataclass(cls, frozen=frozen, eq=eq, repr=repr, **more)
@@ -34,20 +41,20 @@ else:
         return made
 
 
-def _getter(names: list[str]) -> Any:
+def _getter(names: list[str]) -> Callable[[object], object]:
     return attrgetter(*names) if names else lambda _: ()
 
 
-def _is_equal(self: Any, other: Any) -> Any:
+def _is_equal(self: _Compared, other: object) -> object:
     if other.__class__ is not self.__class__:
         return NotImplemented
     return self._compared_values(self) == self._compared_values(other)
 
 
-def _hash(self: Any) -> int:
+def _hash(self: _Compared) -> int:
     return hash(self._compared_values(self))
 
 
-def _repr(self: Any) -> str:
+def _repr(self: DataclassInstance) -> str:
     shown = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.repr)
     return f"{type(self).__qualname__}({', '.join(shown)})"

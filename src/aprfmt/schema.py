@@ -64,7 +64,7 @@ class OptionRow:
     name: str
     kind: type
     many: bool = False
-    default: Any = None
+    default: object = None
     shown: str = ""
     help: str
     flags: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class OptionRow:
         return "--" + self.name.rstrip("_").replace("_", "-")
 
 
-def option(default: _V, help: str, **form: Any) -> _V:
+def option(default: _V, help: str, **form: object) -> _V:
     """A field of a schema; `form` are attributes of its OptionRow. Name and type come from the class."""
     return field(default=default, metadata={"help": help, **form})
 

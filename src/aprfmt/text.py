@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
 CONTROLS = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-"""For a class of a regular expression: what ends lines, drives terminals, reverses text, or is no text at all."""
+"""For a regular expression's class: characters that end lines, control terminals, reverse text, or are not text."""
 
 _IEC_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _TYPED_UNITS = ((1000, ("kB", "MB", "GB", "TB")), (1024, ("KiB", "MiB", "GiB", "TiB")))
@@ -127,7 +127,7 @@ def name_filter(glob: str | None) -> Callable[[str], bool]:
 
 
 def percent(value: float | None) -> str:
-    """A share of one: `8.42 %`, `3e-05 %`, and an infinity where there is no such figure."""
+    """A fraction as `8.42 %` or `3e-05 %`; None, an infinite one, as `∞`."""
     return "∞" if value is None else "0 %" if value == 0 else f"{100 * value:.3g} %"
 
 

@@ -202,6 +202,13 @@ class NodesPlan(TypedDict):
     first_disk_bytes: int
 
 
+class MemoryEntry(TypedDict):
+    """A part of a plan's memory; JSON data."""
+
+    name: str
+    bytes: int
+
+
 class Plan(TypedDict):
     """A plan of a run; JSON data. Values that depend on --steps are None without it.
 
@@ -219,7 +226,7 @@ class Plan(TypedDict):
     """
 
     command: str
-    memory: list[dict[str, Any]]
+    memory: list[MemoryEntry]
     memory_bytes: int
     flops_per_token: dict[str, float]
     tokens: int | None
@@ -229,8 +236,8 @@ class Plan(TypedDict):
     seconds: float | None
     student: dict[str, Any]
     teacher: dict[str, Any] | None
-    teacher_files: dict[str, Any] | None
-    vocabulary: dict[str, Any] | None
+    teacher_files: dict[str, object] | None
+    vocabulary: dict[str, object] | None
     compiled: bool
     nodes: NodesPlan | None
     data: dict[str, Any]
@@ -357,6 +364,6 @@ def _check_lasts(config: Config, body: dict[str, Any], scarce: dict[str, Any]) -
         )
 
 
-def _dims(shape: Shape) -> dict[str, Any]:
+def _dims(shape: Shape) -> dict[str, int | float | str]:
     numbers = {name: value for name, value in asdict(shape).items() if isinstance(value, (int, float, str))}
     return numbers | {"parameters": shape.n_params}

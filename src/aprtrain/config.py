@@ -60,19 +60,19 @@ class ConfigField(OptionRow):
     place: str = "run"
 
 
-def _distill(default: _V, help: str, **more: Any) -> _V:
+def _distill(default: _V, help: str, **more: object) -> _V:
     return option(default, help, commands=_DISTILL, **more)
 
 
-def _what(default: _V, help: str, **more: Any) -> _V:
+def _what(default: _V, help: str, **more: object) -> _V:
     return option(default, help, place="what", **more)
 
 
-def _kd(default: _V, help: str, **more: Any) -> _V:
+def _kd(default: _V, help: str, **more: object) -> _V:
     return _distill(default, help, place="what", **more)
 
 
-def _save(default: _V, help: str, **more: Any) -> _V:
+def _save(default: _V, help: str, **more: object) -> _V:
     return option(default, help, place="save", **more)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -186,7 +186,7 @@ def _sums(sides: list[_ScoredSide], labels_P: Tensor, given: TopKTargets | None 
         if given is not None:
             logp_PK = (known_PK - student.log_sum[:, None]).double()
             others_P = (1 - logp_PK.exp().sum(1)).clamp(min=_NO_MASS)
-            logq_PK, rest_P = given.top.logprobs_NK[places].double(), given.top.rest1_N[places].double()
+            logq_PK, rest_P = given.top.logprobs_NK[places].double(), given.top.residual1_N[places].double()
             kl = (logq_PK.exp() * (logq_PK - logp_PK)).sum(1) + torch.special.xlogy(rest_P, rest_P / others_P)
             found += [kl, (student.top_id == ids_PK[:, 0]).float(), -given.label_P[places]]
         if len(sides) > 1:
@@ -266,7 +266,14 @@ def score(
         )
 
 
-def _facts(path: str, network: NetworkSource) -> dict[str, Any]:
+class _ModelFacts(TypedDict):
+    file: str
+    format: str | None
+    architecture: str
+    parameters: int
+
+
+def _facts(path: str, network: NetworkSource) -> _ModelFacts:
     label = network.model.label if network.model is not None else None
     shape = network.shape
     return {"file": path, "format": label, "architecture": shape.architecture, "parameters": shape.n_params}

@@ -40,7 +40,7 @@ from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World
 
 _SUMS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy", "save", "stop")
-_MOST_UNSAID = 10_000  # steps averaged in a log line, at most
+_MOST_UNLOGGED = 10_000  # steps averaged in a log line, at most
 _PEAK_STEP = 2  # after which peak memory is checked
 
 
@@ -145,8 +145,8 @@ class Trainer:
         self._utilisation: UtilizationMonitor | None = None
         self.progress = progress
         self.latest: StepValues | None = None
-        self._unsaid: deque[StepValues] = deque(maxlen=_MOST_UNSAID)
-        self._said: StepValues | None = None
+        self._unlogged: deque[StepValues] = deque(maxlen=_MOST_UNLOGGED)
+        self._logged: StepValues | None = None
         self.step_seconds: list[float] = []
         self.early: str | None = None
 
@@ -158,7 +158,7 @@ class Trainer:
     @property
     def mean(self) -> StepValues | None:
         """Mean metrics of the steps since the last log line, or of that line if no step followed."""
-        return mean_of(self._unsaid) if self._unsaid else self._said
+        return mean_of(self._unlogged) if self._unlogged else self._logged
 
     def run(self) -> None:
         """Runs all steps, evaluations and periodic saves. Raises RunError (NaN, idle GPU, memory)."""
@@ -173,7 +173,7 @@ class Trainer:
                     with watchdog.step():
                         self._step()
                     self._after_step()
-                self._settle()
+                self._read_pending()
             except _NotFiniteError as found:  # saves outside of the watchdog
                 self._stop_for_nan(*found.args)
         if self.parts.saver is not None:
@@ -183,10 +183,10 @@ class Trainer:
         read = nvml_reader(self.world.device) if self._on_gpu else None
         if read is not None:
             self._utilisation = stack.enter_context(
-                UtilizationMonitor(read, self.parts.recorder.say, least=self.config.min_utilization)
+                UtilizationMonitor(read, self.parts.recorder.log, least=self.config.min_utilization)
             )
         elif self._on_gpu:
-            self.parts.recorder.say("GPU utilization is not monitored: NVML is missing or does not support this GPU")
+            self.parts.recorder.log("GPU utilization is not monitored: NVML is missing or does not support this GPU")
 
     def _is_stopped(self) -> bool:
         """With several processes all must stop after the same step, so the all-reduced request decides."""
@@ -199,10 +199,10 @@ class Trainer:
             self._utilisation.wanted.set()
             self._utilisation.check()
         launched = self._launch(self._sampled(next(self.parts.batches)))
-        self._settle()
+        self._read_pending()
         self._pending = launched
         if not self._on_gpu:
-            self._settle()
+            self._read_pending()
 
     def _sampled(self, micro_batches: list[Batch]) -> list[Batch]:
         """The student's own continuations in place of the step's data, in `on_policy` of the steps."""
@@ -281,7 +281,7 @@ class Trainer:
 
     # --- results of a step ---
 
-    def _settle(self) -> None:
+    def _read_pending(self) -> None:
         """Waits for the pending step and reads its results."""
         pending, self._pending = self._pending, None
         if pending is None:
@@ -294,13 +294,13 @@ class Trainer:
         self._asked_to_save, self._asked_to_stop = (number > 0 for number in numbers[len(_SUMS) - 2 : -1])
         values = self._values(pending, dict(zip((*_SUMS, "grad_norm"), numbers, strict=True)), seconds)
         self.latest = values
-        self._unsaid.append(values)
-        is_said = pending.step % self.config.log_every == 0 or pending.step in (1, self.config.stop)
-        if is_said:
-            self._said = mean_of(self._unsaid)
-            self._unsaid.clear()
+        self._unlogged.append(values)
+        is_logged = pending.step % self.config.log_every == 0 or pending.step in (1, self.config.stop)
+        if is_logged:
+            self._logged = mean_of(self._unlogged)
+            self._unlogged.clear()
         if self.world.is_first:
-            self.parts.recorder.step(values, total=self.config.stop, mean=self._said if is_said else None)
+            self.parts.recorder.step(values, total=self.config.stop, mean=self._logged if is_logged else None)
         if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
             raise _NotFiniteError(pending.step)
 
@@ -399,7 +399,7 @@ class Trainer:
 
     def _pause(self) -> None:
         """Reads the pending step and suspends timing, before longer work between two steps."""
-        self._settle()
+        self._read_pending()
         self._ready_before = None
         if self._utilisation is not None:
             self._utilisation.wanted.clear()
@@ -425,7 +425,7 @@ class Trainer:
             return {}
         self.progress.evaluations.append(scores)
         self.parts.recorder.record("evaluation", scores)
-        self.parts.recorder.say(f"held-out, step {self.progress.step}: {scores_text(scores)}")
+        self.parts.recorder.log(f"held-out, step {self.progress.step}: {scores_text(scores)}")
         if self.parts.sample is not None:
             self.parts.recorder.record("samples", {"step": self.progress.step, "samples": self.parts.sample()})
         return scores

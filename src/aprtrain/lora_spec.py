@@ -1,4 +1,4 @@
-"""What --lora says."""
+"""The value of --lora."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ HINT = "write --lora r=16, or --lora r=16,alpha=32,targets=all; targets are atte
 
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
-    """What --lora says.
+    """The value of --lora.
 
     Attributes:
         rank: r.
-        alpha: its scale is alpha / rank.
+        alpha: numerator of the scale, alpha / rank.
         targets: a key of TARGETS.
     """
 
@@ -33,7 +33,7 @@ class LoraSpec:
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied with."""
+        """Factor of the product B A."""
         return self.alpha / self.rank
 
 

@@ -1,10 +1,10 @@
-"""Quantization-aware training: the network computes with weights that the codecs of the export encode and decode.
+"""Quantization-aware training: the network computes with weights rounded as the export's codecs would store them.
 
-The float32 master weights stay as they are, and the gradient of what a block decodes to is taken for that of the weight
-(straight-through estimator; Bengio et al. 2013, arXiv:1308.3432). Which tensor gets which type is decided by the preset
-that `apr quantize` would use. Scales follow the codec's own rule: at every step where the codec runs on the device
-(`kernels.encode`); for the others, K-quants above all, whose search only libggml has, every `--qat-every` steps and
-before each evaluation and checkpoint. In between, codes are rounded anew under the scales last found.
+The float32 master weights are not rounded; the gradient of a rounded weight is applied to its master weight
+(straight-through estimator; Bengio et al. 2013, arXiv:1308.3432). The preset decides the type of each tensor, as in
+`apr quantize`. Scales follow the codec's own rule: at every step for codecs that run on the device
+(`kernels.encode`); for the others, mainly K-quants, whose search only libggml has, every `--qat-every` steps and
+before each evaluation and checkpoint. In between, codes are computed with the last scales.
 
 Checkpoints contain the blocks themselves, so an export changes nothing.
 """
@@ -38,14 +38,14 @@ from aprtrain.network.weights import NetworkSource
 from aprtrain.optim.adamw import BufferSlice
 
 UNIFORM = ("nvfp4", "mxfp4")
-"""Types without a preset of their own: `apr quantize --pure` writes every matrix as one of them."""
+"""Types without a preset of their own: every matrix gets this type, as with `apr quantize --pure`."""
 
 SEARCHED = ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-"""Types that only the codec on the host encodes."""
+"""Types that only the host's codec encodes."""
 
 _PRESETS = "q4_0, q8_0, q4_k_m, q5_k_m, q6_k, nvfp4 or mxfp4"
 _PIECE = 1 << 20
-"""Values that a thread of the host encodes at a time."""
+"""Values per encoding job on the host."""
 
 
 def qat_preset(name: str) -> tuple[QuantizationPreset, QuantizeOverrides]:
@@ -99,7 +99,7 @@ class QatSummary(TypedDict):
 
 
 def summarize(network: NetworkSource, preset: str, types: Mapping[str, str]) -> QatSummary:
-    """What --plan and the log show."""
+    """The summary for --plan and the log."""
     found: dict[str, dict[str, int]] = {}
     for hf, dtype in types.items():
         row = found.setdefault(dtype, {"tensors": 0, "parameters": 0})
@@ -109,7 +109,7 @@ def summarize(network: NetworkSource, preset: str, types: Mapping[str, str]) -> 
 
 
 def grid_bytes(network: NetworkSource, types: Mapping[str, str]) -> int:
-    """Bytes of the scales that are kept between two searches."""
+    """Bytes of the scales that are kept between searches."""
     sizes = {hf: prod(size) for hf, (_, _, size) in hf_names(network.shape).items()}
     return sum(8 * sizes[hf] // _GROUPS[dtype] for hf, dtype in types.items() if dtype in SEARCHED)
 
@@ -118,7 +118,7 @@ def grid_bytes(network: NetworkSource, types: Mapping[str, str]) -> int:
 
 _GROUPS = {"Q4_1": 32, "Q5_0": 32, "Q5_1": 32, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
 _TOPS = {"Q4_1": 15, "Q5_0": 31, "Q5_1": 31, "Q4_K": 15, "Q5_K": 31, "Q6_K": 63}
-"""Values under one scale; the largest code, of which a value is scale * code + bias."""
+"""Group size; largest code of values stored as scale * code + bias."""
 
 
 class ScaleGrid(NamedTuple):
@@ -129,7 +129,7 @@ class ScaleGrid(NamedTuple):
     top: int
 
     def round(self, values_P: Tensor, out_P: Tensor) -> None:
-        """Fills `out_P` with the values nearest to `values_P` under these scales; halves go to the even code."""
+        """Rounds `values_P` to the nearest values with these scales, into `out_P`; ties go to the even code."""
         x_BE = values_P.view(len(self.scale_B1), -1)
         inverse_B1 = torch.where(self.scale_B1 == 0, 0, 1 / self.scale_B1)
         code_BE = ((x_BE - self.bias_B1) * inverse_B1).round_().clamp_(0, self.top)
@@ -137,7 +137,7 @@ class ScaleGrid(NamedTuple):
 
 
 def grid_of(dtype: str, stored: Array, device: torch.device) -> ScaleGrid:
-    """The scales in blocks, uint8, of one of SEARCHED."""
+    """Scale and bias of each group from uint8 blocks of one of SEARCHED."""
     if dtype in affine.BITS_OF_BLOCKS:
         _, scale, bias = affine.read_blocks(dtype, stored.data)
     elif dtype == "Q6_K":
@@ -169,7 +169,7 @@ def _six_bits(packed: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Neighbouring values of the flat buffers in blocks of one type: from `start` to before `stop`."""
+    """A range of the flat buffers whose values are blocks of one type: from `start` to before `stop`."""
 
     start: int
     stop: int
@@ -178,7 +178,7 @@ class Stretch:
 
 @dataclass
 class Quantizer:
-    """Rounds the weights that a student computes with, and encodes those that a checkpoint stores.
+    """Rounds the weights that a student computes with, and encodes them for checkpoints.
 
     Attributes:
         network: the student.
@@ -196,16 +196,16 @@ class Quantizer:
 
     @property
     def alignment(self) -> int:
-        """Values of the largest block: no part of a buffer may begin within one."""
+        """Values of the largest block: every part of a buffer begins at a multiple of it."""
         return max(DTYPES[dtype].block for dtype in self.types.values())
 
     @property
     def is_searched(self) -> bool:
-        """Whether some scales are searched every few updates only."""
+        """Whether some types have scales that are searched only every few updates."""
         return any(dtype in SEARCHED for dtype in self.types.values())
 
     def lay_out(self, slices: Mapping[str, BufferSlice]) -> None:
-        """Learns where the parameters lie in the flat buffers, whose padding is zero."""
+        """Receives the positions of the parameters in the flat buffers, whose padding is zero."""
         places = []
         for hf, (parameter, first, size) in hf_names(self.network.shape).items():
             if hf in self.types:
@@ -220,12 +220,12 @@ class Quantizer:
                 self._stretches.append(place)
 
     def begin(self, *, searches: bool = False) -> None:
-        """Begins to round all weights anew; whether or not it is their turn, `searches` looks for the best scales."""
+        """Called before all weights are rounded again; `searches` forces a search for the best scales."""
         self._searches = searches or self._age % self.every == 0
         self._age = 1 if self._searches else self._age + 1
 
     def round(self, start: int, master_P: Tensor, compute_P: Tensor) -> None:
-        """Rounds a part of the flat buffers from `start` on: `master_P` float32, to the network's `compute_P`."""
+        """Rounds a part of the flat buffers, which begins at `start`: from `master_P`, float32, to `compute_P`."""
         for stretch in self._stretches:
             first, last = max(stretch.start, start), min(stretch.stop, start + len(master_P))
             if first >= last:

@@ -62,7 +62,7 @@ def _read(path: Path) -> JsonObject:
     return found
 
 
-def _config(values: Mapping[str, Any]) -> Config:
+def _config(values: Mapping[str, object]) -> Config:
     given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
     return Config(**given)
 

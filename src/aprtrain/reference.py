@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from aprfmt.errors import AprError, RefusedError, UnsupportedError
 from aprfmt.types import Array
@@ -28,13 +28,14 @@ class MissingClassError(Exception):
     """transformers does not have the class of a folder, or lacks a package to load it."""
 
 
-def quiet_transformers() -> Any:
+def quiet_transformers() -> ModuleType:
     """The transformers module without progress bars and warnings."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    return transformers
+    module: ModuleType = transformers
+    return module
 
 
 def inputs(ids: Sequence[int], kind: str) -> dict[str, object]:

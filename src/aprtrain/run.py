@@ -138,10 +138,10 @@ def run(
             keeps = config.output is not None and config.smoke is None and world.is_first
             recorder = Recorder(Path(config.output or "") if keeps else None, stream if world.is_first else None)
             for line in lines:
-                recorder.say(line)
+                recorder.log(line)
             folder, saved = stack.enter_context(_folder(config, world))
             for line in saved.lines():
-                recorder.say(line)
+                recorder.log(line)
             config = _with_answers(config, world, folder, recorder)
             pair = stack.enter_context(open_pair(command, config))
             config = resolve_residency(config, pair)
@@ -168,7 +168,7 @@ def _with_answers(config: Config, world: World, folder: Path, recorder: Recorder
     if not is_server(config.teacher):
         return config
     if world.is_first:
-        save_answers(config, folder / _ANSWERS, recorder.say)
+        save_answers(config, folder / _ANSWERS, recorder.log)
     world.wait_for_first()
     return replace(config, teacher=None, teacher_logprobs=str(folder / _ANSWERS))
 
@@ -196,7 +196,7 @@ def _train(
     corpus = _corpus(config, world, folder, saved, pair, recorder)
     windows = Windows(corpus.train, config.seq_len, corpus.separator)
     held_out = Windows(corpus.held_out, config.seq_len, corpus.separator)
-    check_windows(windows, recorder.say)
+    check_windows(windows, recorder.log)
     on_gpu = world.device.type == "cuda"
     memory, before = budget.device_bytes(world.device), saved.config.get("micro_tokens")
     config = budget.choose_pass(
@@ -216,8 +216,8 @@ def _train(
 
     kind, saver = cast(Kind, config.loss), None
     if config.smoke is None and world.is_first:
-        saver = Saver(folder, pair.identity, config.keep, recorder.say, recorder.record)
-        saver.stays = partial(batches.ends_epochs, each=config.save_epochs)
+        saver = Saver(folder, pair.identity, config.keep, recorder.log, recorder.record)
+        saver.also_keep = partial(batches.ends_epochs, each=config.save_epochs)
     # No more than a step's passes take, for which the memory is planned.
     rows = min(config.sequences_per_pass, config.sequences_per_step // world.size)
 
@@ -274,7 +274,7 @@ def _train(
     )
     _announce(command, config, world, recorder, origin, teacher, quantizer)
     if saved:
-        recorder.say(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
+        recorder.log(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
     with catch_signals(recorder.notice) as stop:
         return _run_loop(Trainer(config, world, parts, saved.progress, stop), command, saved)
 
@@ -306,7 +306,7 @@ def _sampler(
     if config.prompts is None:
         return None
     encoder, longest = Encoder(pair.student.tokenizer), config.seq_len - config.new_tokens
-    prompts = read_prompts(Path(config.prompts), encoder, config.text_field, longest, recorder.say)
+    prompts = read_prompts(Path(config.prompts), encoder, config.text_field, longest, recorder.log)
     return Sampler(
         student, prompts, config.seq_len, config.sequences_per_step // world.size, rows, config.new_tokens,
         corpus.separator, encoder.begin, config.seed, world.rank, world.size,
@@ -371,7 +371,7 @@ def _corpus(config: Config, world: World, folder: Path, saved: Saved, pair: Trai
         paths, weights = split_sources(config.data)
         corpus = prepare(
             paths, pair.student.tokenizer, folder / _TOKENS,
-            held_out=config.held_out, held_out_paths=held_out, log=recorder.say,
+            held_out=config.held_out, held_out_paths=held_out, log=recorder.log,
             wanted=wanted if isinstance(wanted, str) else None, own=folder, weights=weights,
             text_field=config.text_field, strict=config.strict,
         )  # fmt: skip
@@ -411,7 +411,7 @@ def _batches(
         world=world.size,
         epochs=None if config.repeat else config.epochs or 1,
         cursor=cursor,
-        log=recorder.say,
+        log=recorder.log,
     )
     config = resolve(config, batches.n_steps)
     batches.check(config.stop)
@@ -470,27 +470,27 @@ def _announce(
     facts = {"command": command, "config": given, "defaults": usual, "digest": config.digest(), "device": device}
     record = features.current()
     recorder.record("start", {**facts, "kernels": record.to_json()})
-    recorder.say(record.line())
+    recorder.log(record.line())
     for miss in record.missed:
-        recorder.say(miss.text())
+        recorder.log(miss.text())
     record.tell = partial(_log_unused_feature, recorder)
-    recorder.say(f"{command} on {world.size} x {device}")
+    recorder.log(f"{command} on {world.size} x {device}")
     for line in settings_table(given, usual):
-        recorder.say(line)
-    recorder.say(f"configuration {config.digest()[:16]}  data {str(origin['data'])[:16]}")
+        recorder.log(line)
+    recorder.log(f"configuration {config.digest()[:16]}  data {str(origin['data'])[:16]}")
     for what, model in (("teacher", origin["teacher"]), ("student", origin["student"])):
         if model is not None and (signature := model.get("signature")) is not None:
-            recorder.say(f"{what} {signature}")
+            recorder.log(f"{what} {signature}")
     for note in teacher.notes if teacher is not None else []:
-        recorder.say(f"teacher: {note}")
+        recorder.log(f"teacher: {note}")
     if quantizer is not None:
-        recorder.say(f"training into {config.qat}: {quantizer.describe()}")
+        recorder.log(f"training into {config.qat}: {quantizer.describe()}")
 
 
 def _log_unused_feature(recorder: Recorder, miss: features.Miss) -> None:
     """Logs a feature that turns out to be unusable during the run, for example because compilation fails."""
     recorder.record("not_used", asdict(miss))
-    recorder.say(miss.text())
+    recorder.log(miss.text())
 
 
 # --- from the first evaluation to the summary ---
@@ -500,7 +500,7 @@ def _run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
     began = time.monotonic()
     config, parts, world, progress = trainer.config, trainer.parts, trainer.world, trainer.progress
     if not saved:
-        parts.recorder.say("evaluating before the first step")
+        parts.recorder.log("evaluating before the first step")
         scores = trainer.evaluate() if config.smoke is None else parts.evaluate()
         if parts.vocabulary is not None and scores:
             allow_weaker = config.allow_weaker_teacher
@@ -515,7 +515,7 @@ def _run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
         trainer.run()
         is_done = trainer.is_done
         if trainer.early is not None:
-            parts.recorder.say(f"early stop after step {progress.step}: {trainer.early}")
+            parts.recorder.log(f"early stop after step {progress.step}: {trainer.early}")
         model = _finish(trainer, saved, is_done=is_done)
     except Exception as error:
         if parts.saver is not None:
@@ -551,7 +551,7 @@ def _log_memory(trainer: Trainer, before: int | None) -> Numbers:
     if before is None or after is None:
         return {}
     plan, peak = total(trainer.parts.plan), max(before, after)
-    trainer.parts.recorder.say(f"memory: plan {plan / 2**30:.2f} GiB, peak {peak / 2**30:.2f} GiB")
+    trainer.parts.recorder.log(f"memory: plan {plan / 2**30:.2f} GiB, peak {peak / 2**30:.2f} GiB")
     return {"memory_plan_bytes": plan, "memory_peak_bytes": peak}
 
 
@@ -576,7 +576,7 @@ def _finish(trainer: Trainer, saved: Saved, *, is_done: bool) -> Path | None:
             base = str(trainer.config.student or trainer.config.init)
             masters = {k.removeprefix("master."): v for k, v in snapshot.state.items() if k.startswith("master.")}
             paths = save_adapter(saver.folder, trainer.parts.student.shape, spec, masters, base)
-            trainer.parts.recorder.say(f"adapter: {', '.join(map(str, paths))}")
+            trainer.parts.recorder.log(f"adapter: {', '.join(map(str, paths))}")
     elif saver is not None and trainer.progress.step not in saver.saved:
         raise StorageError(
             "the run was stopped, but its last checkpoint could not be saved", path=saver.folder,
@@ -586,11 +586,11 @@ def _finish(trainer: Trainer, saved: Saved, *, is_done: bool) -> Path | None:
     return model
 
 
-def _run_qa(model: Path, recorder: Recorder) -> dict[str, Any]:
+def _run_qa(model: Path, recorder: Recorder) -> dict[str, object]:
     """Runs `apr qa` on the model in llama.cpp; an error counts as not passed."""
-    recorder.say("running apr qa on the model in llama.cpp")
+    recorder.log("running apr qa on the model in llama.cpp")
     try:
-        report = qa(model, log=recorder.say, on_gate=lambda gate: recorder.doing(f"{gate.id}: {gate.status}"))
+        report = qa(model, log=recorder.log, on_gate=lambda gate: recorder.doing(f"{gate.id}: {gate.status}"))
     except AprError as error:
         return {"passed": False, "error": error.message, "gates": []}
     finally:
@@ -624,7 +624,7 @@ def _summarise(trainer: Trainer, command: str, model: Path | None, seconds: floa
     if config.smoke is not None and times:
         steps = config.steps or config.smoke
         summary["projected_steps"], summary["projected_seconds"] = steps, steps * typical
-        parts.recorder.say(f"{steps} steps would take {format_clock(steps * typical)}")
+        parts.recorder.log(f"{steps} steps would take {format_clock(steps * typical)}")
     return summary
 
 
@@ -647,4 +647,4 @@ def _describe(trainer: Trainer, status: str, seconds: float | None = None) -> No
         try:
             write_report(parts.saver.folder, parts.saver.folder / PAGE, force=True)
         except Exception as error:  # the models are saved, and `apr report` can retry
-            parts.recorder.say(f"{PAGE} could not be written: {error}")
+            parts.recorder.log(f"{PAGE} could not be written: {error}")

@@ -30,19 +30,19 @@ from aprtrain.network.decoder import Decoder, soft_cap
 from aprtrain.network.rotation import cos_sin_of
 from aprtrain.network.shape import Shape
 
-_MOST_ROWS = 256  # continued at a time
+_MOST_ROWS = 256  # prompts per batch
 _CACHE_BYTES = 1 << 30
 
 
 def sampling_bytes(shape: Shape) -> int:
-    """Bytes that continuing prompts takes at most: keys and values, and the logits of a position."""
+    """Peak memory of sampling in bytes: the KV cache, and the logits of one position."""
     return _CACHE_BYTES + 16 * _MOST_ROWS * shape.vocab_rows
 
 
 def read_prompts(path: Path, encoder: Encoder, text_field: str, longest: int, log: Callable[[str], None]) -> list[Ids]:
-    """Ids of the prompts of a file or folder: conversations up to their first answer, texts as a whole.
+    """Token ids of the prompts in a file or folder: conversations up to their first answer, or whole texts.
 
-    Those with more than `longest` tokens are left out and counted. Raises RefusedError if none is left; else as
+    Prompts with more than `longest` tokens are skipped and counted. Raises RefusedError if none is left; else as
     `list_files` and `RecordReader`.
     """
     skipped: Counter[str] = Counter()
@@ -77,13 +77,15 @@ def read_prompts(path: Path, encoder: Encoder, text_field: str, longest: int, lo
 def continue_prompts(
     decoder: Decoder, prompts: Sequence[Ids], n_new: int, end: int, generator: torch.Generator, temperature: float = 1.0
 ) -> list[list[int]]:
-    """Sampled continuations of up to `n_new` ids, with `end` where they end with it; temperature 0 is greedy."""
+    """Samples continuations of up to `n_new` tokens, each ending with `end` if the model produces it; temperature 0:
+    greedy.
+    """
     s, device = decoder.shape, decoder.norm.device
     longest = max(map(len, prompts))
     total = longest + n_new
     pads_N = torch.tensor([longest - len(ids) for ids in prompts], device=device)
     tokens_NL = torch.full((len(prompts), total), end, dtype=torch.int64, device=device)
-    for row, ids in enumerate(prompts):  # prompts end together: every pass adds the same position to all rows
+    for row, ids in enumerate(prompts):  # aligned at their ends: all rows get the same next position
         tokens_NL[row, longest - len(ids) : longest] = torch.from_numpy(ids.astype(np.int64)).to(device)
     caches = [KeyValueCache(total) for _ in decoder.blocks]
     frequencies = [decoder.frequencies(device)[n] for n in range(len(s.ropes))]
@@ -94,7 +96,7 @@ def continue_prompts(
         x_NTD = decoder.embed_tokens(tokens_NL[:, first:at])
         position_NT = (places_L[first:at] - pads_N[:, None]).clamp(min=0)
         lengths_NT = (total - pads_N)[:, None].expand_as(position_NT)
-        turns = [cos_sin_of(kind, f, position_NT, lengths_NT) for kind, f in zip(s.ropes, frequencies, strict=True)]
+        tables = [cos_sin_of(kind, f, position_NT, lengths_NT) for kind, f in zip(s.ropes, frequencies, strict=True)]
         back = places_L[first:at, None] - places_L[None, :at]
         for block, cache, window, rope in zip(decoder.blocks, caches, s.windows, s.layer_ropes, strict=True):
             seen = (back >= 0) & (back < window) if window else back >= 0
@@ -102,7 +104,7 @@ def continue_prompts(
             plan = AttentionPlan(
                 "eager" if s.attn_softcap or s.has("sinks") else "mask", seen_NTT[:, None], cache=cache
             )
-            x_NTD = decoder.run_block(block, x_NTD, turns[rope] if rope >= 0 else None, plan)
+            x_NTD = decoder.run_block(block, x_NTD, tables[rope] if rope >= 0 else None, plan)
         hidden_ND = decoder.final_norm(x_NTD[:, -1:])[:, 0]
         head_VD = decoder.head_weight[: s.vocab_rows]
         logits_NV = soft_cap(functional.linear(hidden_ND, head_VD).float(), s.logit_softcap)
@@ -124,13 +126,13 @@ class Sampler:
     """Batches of the student's own continuations.
 
     Attributes:
-        student: as it is at the step: what is sampled is never older than the weights that learn from it.
-        prompts: of which each step takes some.
-        seq_len, rows, rows_at_once: of a packed batch; rows of this process, and of a micro-batch.
-        n_new: ids of a continuation at most.
+        student: the current student: samples are never older than the weights that learn from them.
+        prompts: each step uses some of them.
+        seq_len, rows, rows_at_once: sequence length; rows per step in this process, and per micro-batch.
+        n_new: maximum number of tokens per continuation.
         separator: id that ends a continuation.
-        begin: id of BOS, None without.
-        seed, rank, world: what decides the prompts of a step and their continuations.
+        begin: id of BOS; None: no BOS.
+        seed, rank, world: determine a step's prompts and random numbers.
     """
 
     student: Decoder
@@ -148,7 +150,7 @@ class Sampler:
     n_tokens: int = 0
 
     def batches(self, step: int) -> list[Batch]:
-        """The micro-batches of this process for a step, with the process's own number of labels."""
+        """This process's micro-batches for a step; `n_valid` counts the labels of this process only."""
         began = time.monotonic()
         device = self.student.norm.device
         each = self.rows * max(1, self.seq_len // (max(map(len, self.prompts)) + self.n_new))

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from aprfmt.texts.sequences import Windows
-from aprfmt.tokenizer.encoding import load, tokenizer_json
+from aprfmt.tokenizer.encoding import tokenizer_json
+from aprfmt.tokenizer.fast import load
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.data.batches import batch_of
 from aprtrain.network.decoder import Decoder, soft_cap
@@ -19,7 +20,7 @@ PROMPT_TOKENS, NEW_TOKENS = 24, 40
 
 
 class TextSample(TypedDict):
-    """The beginning of a held-out sequence, and what the student continues it with, up to its end token."""
+    """The beginning of a held-out sequence, and the student's continuation, up to its end token."""
 
     prompt: str
     text: str
@@ -28,15 +29,16 @@ class TextSample(TypedDict):
 def sample_texts(
     student: Decoder, windows: Windows, tokenizer: Tokenizer, count: int, device: torch.device | str
 ) -> list[TextSample]:
-    """Greedy continuations of `count` held-out sequences, the same ones at every call; changes no random state.
+    """Greedy continuations of `count` held-out sequences, the same at every call; does not affect random states.
 
-    All passes have one shape, [count, T], so that a compiled student is compiled once. A collective call if the
-    student's weights are sharded.
+    All passes have one shape, [count, T], so that a compiled student is compiled once. Collective if the student's
+    weights
+    are sharded.
     """
     total = min(PROMPT_TOKENS + NEW_TOKENS, windows.seq_len)
     first = max(1, total * PROMPT_TOKENS // (PROMPT_TOKENS + NEW_TOKENS))
     tokens_NT = batch_of(windows, windows.select(count)).tokens_NT[:, :total].to(device, copy=True)
-    tokens_NT[:, first:] = 0  # causal: what follows a position does not change it
+    tokens_NT[:, first:] = 0  # causal: later positions have no effect
     with torch.no_grad():
         for at in range(first, total):
             hidden_ND = student(tokens_NT)[:, at - 1]

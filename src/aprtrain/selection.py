@@ -54,7 +54,10 @@ def expect_kernels(config: Config, pair: TrainingPair, device: torch.device) -> 
 
 
 def _note_others(config: Config, device: torch.device, share: float | None) -> None:
-    """`share` is the fraction of the teacher's products in e4m3, None if unknown."""
+    """Records the kernels of loss and optimizer, and torch.compile, fp8, dtype and checksums.
+
+    `share` is the fraction of the teacher's products in e4m3, None if unknown.
+    """
     record = current()
     note_kernel(config.loss, device, has_files=config.teacher_logprobs is not None)
     note_adamw(device)

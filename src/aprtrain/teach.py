@@ -51,7 +51,7 @@ from aprfmt.texts.sources import HEADER, list_files
 from aprfmt.tokenizer.alignment import SharedVocabulary, align
 from aprtrain.config import Config
 from aprtrain.data.batches import batch_of
-from aprtrain.loss.topk import know
+from aprtrain.loss.topk import top_k_of
 from aprtrain.network.decoder import soft_cap
 from aprtrain.network.weights import edge_fingerprint, open_network
 from aprtrain.teacher.teacher import Teacher, check_residency, residency_of, teacher_dtype
@@ -247,7 +247,7 @@ def _compute(
                 raise RunError(f"sequence {i}: {fault}", path=path, hint="the teacher's weights may be damaged")
             report.tokens += len(found.label_P)
             loss -= float(found.label_P.sum(dtype=np.float64))
-            rest += found.rest_PR.sum(0, dtype=np.float64)
+            rest += found.residual_PR.sum(0, dtype=np.float64)
             if advance is not None:
                 advance(facts.seq_len, path.name)
         write_shard(path, facts, hashes_of(windows, some), answers)
@@ -383,7 +383,7 @@ def _told(found: _Chunks, n_real: int, facts: TeacherHeader) -> Answer:
         t_PR = logits_PV[:, :n_real]
         if not bool(t_PR.isfinite().all()):
             raise RunError("the teacher's logits are not finite", hint="its weights may be damaged")
-        ids, logprobs, rest = know(t_PR, facts.k, facts.temperatures)
+        ids, logprobs, rest = top_k_of(t_PR, facts.k, facts.temperatures)
         own = t_PR.gather(1, torch.from_numpy(labels).to(t_PR.device)[:, None])[:, 0] - t_PR.logsumexp(1)
         answers.append((places, *(value.cpu().numpy() for value in (ids, logprobs, rest, own))))
     return answer_of(answers, facts)

@@ -132,6 +132,11 @@ class World:
             torch.distributed.barrier()
 
 
+def copy_to(x: Tensor, device: torch.device) -> Tensor:
+    """`x` on a device; copies to a GPU are asynchronous, from pinned memory."""
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
+
+
 def device_of(word: str, local_rank: int = 0) -> torch.device:
     """The device named by `word` ("cuda", "cuda:N", "cpu"), without fallback.
 

@@ -13,7 +13,8 @@ import pytest
 import sample_pages
 
 import aprfmt
-from aprfmt.tokenizer.encoding import load, tokenizer_json
+from aprfmt.tokenizer.encoding import tokenizer_json
+from aprfmt.tokenizer.fast import load
 
 pytestmark = pytest.mark.skipif(browser.PROGRAM is None, reason="needs Chromium, as Debian's chromium-headless-shell")
 

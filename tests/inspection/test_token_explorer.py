@@ -17,7 +17,8 @@ import aprfmt
 from aprfmt.formats.hf_files import read_tokenizer
 from aprfmt.inspection import token_explorer as module
 from aprfmt.inspection.token_explorer import javascript_regex, token_explorer
-from aprfmt.tokenizer.encoding import hard_texts, load, tokenizer_json
+from aprfmt.tokenizer.encoding import hard_texts, tokenizer_json
+from aprfmt.tokenizer.fast import load
 from aprfmt.tokenizer.model import Tokenizer
 
 SCRIPT = Path(__file__).resolve().parents[2] / "src" / "aprfmt" / "html" / "viewer.js"

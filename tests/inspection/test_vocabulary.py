@@ -14,7 +14,8 @@ from arch_models import write_tokenizers
 import aprfmt
 from aprfmt.errors import CorruptError, RefusedError, UsageError
 from aprfmt.inspection.vocabulary import Vocabulary
-from aprfmt.tokenizer.encoding import hard_texts, load
+from aprfmt.tokenizer.encoding import hard_texts
+from aprfmt.tokenizer.fast import load
 
 _BETWEEN = "\n__ggml_vocab_test__\n"
 

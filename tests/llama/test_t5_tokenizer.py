@@ -13,7 +13,7 @@ from llama_peer import LlamaPeer
 from texts import make_texts
 
 import aprfmt
-from aprfmt.tokenizer.ggml import CHARSMAP
+from aprfmt.tokenizer.data import CHARSMAP
 
 pytestmark = pytest.mark.llama
 pytest.importorskip("torch")

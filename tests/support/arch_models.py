@@ -211,11 +211,12 @@ def _rwkv_files(limit: int | None) -> dict[str, bytes]:
     from rank_files import ranks_of, rwkv_file
 
     from aprfmt.tokenizer import hf_write, rwkv
+    from aprfmt.tokenizer.hf_algorithms import read_rwkv
 
     ranks = ranks_of(tokenizer_files("gpt4o")["tokenizer.json"], limit or 65_000)
     longer = [token for token in ranks if len(token) > 1 and token != b"\n\n"]
     vocabulary = rwkv_file([*longer[:4], b"\n\n", *longer[4:]])
-    made = hf_write.to_hf_files(rwkv.read_vocabulary(vocabulary.decode(), rwkv.FILE_NAME))
+    made = hf_write.to_hf_files(read_rwkv(vocabulary.decode(), rwkv.FILE_NAME))
     return {**made, rwkv.FILE_NAME: vocabulary}
 
 

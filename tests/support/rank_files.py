@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aprfmt.tokenizer.ranks import BYTE_LETTERS, OLD_SPECIALS
+from aprfmt.tokenizer.byte_letters import BYTE_LETTERS
+from aprfmt.tokenizer.ranks import OLD_SPECIALS
 
 _BYTES = {letter: byte for byte, letter in enumerate(BYTE_LETTERS)}
 

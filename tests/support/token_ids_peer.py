@@ -20,8 +20,9 @@ from texts import make_texts
 
 from aprfmt import formats
 from aprfmt.tokenizer import ggml, hf, hf_write, rules, rwkv
-from aprfmt.tokenizer.model import Tokenizer, TokenType
-from aprfmt.tokenizer.ranks import BYTE_LETTERS
+from aprfmt.tokenizer.byte_letters import BYTE_LETTERS
+from aprfmt.tokenizer.data import TokenType
+from aprfmt.tokenizer.model import Tokenizer
 
 MATERIAL = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / "material"))
 _BATCH = 500

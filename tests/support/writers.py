@@ -288,12 +288,15 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def _settled(name: str, data: bytes) -> bytes:
-    is_whole = {
+    def is_encrypted() -> bool:
+        return data[:4] == b"APRN" and int.from_bytes(data[-4:], "little") == crc32(data[:-4])
+
+    checks: dict[str, Callable[[], bool]] = {
         ".sig": lambda: data.endswith(b"}") and isinstance(json.loads(data), dict),
         ".key": lambda: data.endswith(b"-----END PRIVATE KEY-----\n"),
         ".pub": lambda: data.endswith(b"-----END PUBLIC KEY-----\n"),
-    }.get(Path(name).suffix, lambda: data[:4] == b"APRN" and int.from_bytes(data[-4:], "little") == crc32(data[:-4]))
-    return b"whole" if is_whole() else data
+    }
+    return b"whole" if checks.get(Path(name).suffix, is_encrypted)() else data
 
 
 def restore(kept: Mapping[str, bytes], old: Path, out: Path) -> None:

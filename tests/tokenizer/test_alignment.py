@@ -12,8 +12,9 @@ import torch
 from aprfmt.errors import RefusedError
 from aprfmt.texts.sequences import IGNORED
 from aprfmt.tokenizer.alignment import SharedVocabulary, align, count_real, token_bytes
+from aprfmt.tokenizer.data import TokenType
 from aprfmt.tokenizer.hf import read_files
-from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.loss.head import distill_head
 from aprtrain.loss.objective import Objective
 

@@ -11,8 +11,9 @@ from arch_models import find_case, tokenizer_files, write_checkpoint, write_toke
 
 import aprfmt
 from aprfmt.tokenizer import generation, hf_write
+from aprfmt.tokenizer.data import TokenType
 from aprfmt.tokenizer.hf import read_files
-from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprfmt.tokenizer.model import Tokenizer
 
 IDS = [5, 258_880]
 

@@ -11,8 +11,9 @@ import pytest
 from aprfmt import limits
 from aprfmt.errors import AprError, CorruptError, LimitError, UnsupportedError
 from aprfmt.tokenizer import hf
+from aprfmt.tokenizer.data import TokenType
 from aprfmt.tokenizer.hf_documents import adds_space_prefix, is_byte_level
-from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprfmt.tokenizer.model import Tokenizer
 
 BASE: dict[str, Any] = {
     "version": "1.0",

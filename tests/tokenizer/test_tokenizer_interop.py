@@ -12,7 +12,8 @@ from llama_peer import LlamaPeer, Vocabulary
 
 from aprfmt.errors import UnsupportedError
 from aprfmt.tokenizer import ggml, hf, hf_write
-from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprfmt.tokenizer.data import TokenType
+from aprfmt.tokenizer.model import Tokenizer
 
 Texts = Callable[[int, Sequence[str]], list[str]]
 Load = Callable[[Sequence[tuple[str, Any, Any]]], Any]

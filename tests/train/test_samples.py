@@ -15,7 +15,8 @@ from train_runs import lines, weights
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.sequences import Windows
 from aprfmt.texts.shards import open_corpus
-from aprfmt.tokenizer.encoding import load, tokenizer_json
+from aprfmt.tokenizer.encoding import tokenizer_json
+from aprfmt.tokenizer.fast import load
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.samples import sample_texts
 

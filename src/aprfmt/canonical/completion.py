@@ -66,7 +66,7 @@ def _join_numbers(
 
 
 def _join_integers(row: Architecture, h: Hyperparams, tensors: dict[str, CanonicalTensor], template: str) -> None:
-    """The same for 64-bit integers: a tensor per layer and a list in a GGUF."""
+    """Converts 64-bit integers between a tensor per layer, named by `template`, and a list in `h.extra`."""
     import numpy as np
 
     of = next(one for one in row.tensors if one.hf[0] == template)
@@ -81,7 +81,7 @@ def _join_integers(row: Architecture, h: Hyperparams, tensors: dict[str, Canonic
 
 
 def _join_list(row: Architecture, h: Hyperparams, tensors: dict[str, CanonicalTensor], template: str) -> None:
-    """The same for one number per layer: a list in a GGUF."""
+    """Converts one number per layer between one-element tensors, named by `template`, and a list in `h.extra`."""
     import numpy as np
 
     spelled = [names.spell(template, layer) for layer in range(h.num_layers or 0)]

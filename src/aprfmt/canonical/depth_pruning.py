@@ -60,7 +60,7 @@ NUMBERS = frozenset(
 """config.json keys that list layer indices from 0; strings are comma-separated."""
 
 NUMBERS_FROM_1 = frozenset(("ple_layer_ids", "linear_attn_config.kda_layers", "linear_attn_config.full_attn_layers"))
-"""The same, from 1."""
+"""config.json keys that list layer indices from 1."""
 
 LEADING = frozenset(
     ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "num_hash_layers", "max_window_layers")

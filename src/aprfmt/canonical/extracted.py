@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
-from threading import Lock
 
 from aprfmt.canonical.lora import is_turned
 from aprfmt.canonical.lora_blocks import made
@@ -17,6 +16,7 @@ from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.stream import regroup
 from aprfmt.errors import RefusedError
 from aprfmt.formats import lora
+from aprfmt.io.recent import RecentValues
 from aprfmt.model import Model
 from aprfmt.text import plural
 from aprfmt.types import Array
@@ -38,28 +38,23 @@ class Extraction:
 
     total: float = 0.0
     kept: float = 0.0
-    _held: OrderedDict[str, tuple[Array, Array]] = field(default_factory=OrderedDict)
     _counted: set[str] = field(default_factory=set)
-    _lock: Lock = field(default_factory=Lock)
+    _held: RecentValues[str, tuple[Array, Array]] = field(default_factory=partial(RecentValues, _HELD))
 
     def factors(self, name: str, delta: Callable[[], Array], rank: int) -> tuple[Array, Array]:
         """A and B of a weight, float32; `delta` returns the difference, [(n,) out, in]."""
+        return self._held.get(name, lambda: self._decompose(name, delta(), rank))
+
+    def _decompose(self, name: str, changed: Array, rank: int) -> tuple[Array, Array]:
         import numpy as np
 
-        with self._lock:
-            if name in self._held:
-                return self._held[name]
-            changed = delta()
-            parts = [decompose(one, rank) for one in (changed if changed.ndim == 3 else changed[None])]
-            a, b = (np.stack([part[i] for part in parts]).astype(np.float32) for i in (0, 1))
-            if name not in self._counted:
-                self._counted.add(name)
-                self.total += float(np.square(changed).sum())
-                self.kept += float(sum(np.square(part[2]).sum() for part in parts))
-            self._held[name] = (a, b) if changed.ndim == 3 else (a[0], b[0])
-            while len(self._held) > _HELD:
-                self._held.popitem(last=False)
-            return (a, b) if changed.ndim == 3 else (a[0], b[0])
+        parts = [decompose(one, rank) for one in (changed if changed.ndim == 3 else changed[None])]
+        a, b = (np.stack([part[i] for part in parts]).astype(np.float32) for i in (0, 1))
+        if name not in self._counted:
+            self._counted.add(name)
+            self.total += float(np.square(changed).sum())
+            self.kept += float(sum(np.square(part[2]).sum() for part in parts))
+        return (a, b) if changed.ndim == 3 else (a[0], b[0])
 
 
 def decompose(delta: Array, rank: int) -> tuple[Array, Array, Array]:

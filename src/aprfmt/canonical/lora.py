@@ -130,7 +130,7 @@ def check_shapes(adapter: Adapter, path: PathLike) -> None:
 
 
 def _check_whole(adapter: Adapter, base: Base, path: PathLike) -> None:
-    """The same for whole weights; those with one row per token may have more rows."""
+    """Checks the shapes of whole weights of the adapter; those with one row per token may have more rows."""
     tokens = {embedding(base.row), head(base.row)}
     for name, tensor in adapter.whole.items():
         known = canonical_name(base.row, name.replace(".base_layer.", "."))
@@ -319,7 +319,7 @@ def _part(pair: LoraPair, own: slice) -> LoraPair:
 
 
 def with_scale(pair: LoraPair, scale: float, rank: int | None = None) -> LoraPair:
-    """The same product with that `scale` and that `rank` (padded with zeros)."""
+    """The pair with an equal product for this `scale` and `rank` (padded with zeros)."""
     import numpy as np
 
     rank = rank or pair.rank
@@ -370,7 +370,7 @@ def without_zeros(pair: LoraPair, rank: int) -> LoraPair:
 
 
 def scaled_by_alpha(pair: LoraPair, alpha: float) -> tuple[LoraPair, bool]:
-    """The same product with the scale alpha / rank, and whether it is exact.
+    """The pair with an equal product for the scale alpha / rank, and whether it is exact.
 
     If the rank does not yield that scale, zeros are added until the quotient is a power of two.
     """

@@ -262,7 +262,7 @@ class Combination:
         return (found, number + 2) if found is not None else self._by_counting(i, k, number + 2)
 
     def _among_candidates(self, i: int, k: int, number: int) -> _Trim | None:
-        """The same using a sample, if few values are near its threshold; None otherwise."""
+        """`_largest` by a sample, if few values are near its threshold; None otherwise."""
         import numpy as np
 
         share = min(1.0, max(_SAMPLE / self.n, 1 / 64))
@@ -327,7 +327,7 @@ class Combination:
         return first + int(places[rest - sum(counts[:chunk]) - 1]) + 1
 
     def _by_counting(self, i: int, k: int, number: int) -> tuple[_Trim, int]:
-        """The same by counting first the upper, then the lower bits of all values."""
+        """`_largest` by counting first the upper, then the lower bits of all values."""
         import numpy as np
 
         def upper(first: int, last: int) -> _Found:

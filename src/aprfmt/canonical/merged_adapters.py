@@ -6,12 +6,10 @@ reordered, and blocks of a quantized weight are dequantized and quantized again 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
-from threading import Lock
 
 from aprfmt.arch.names import canonical_name, matches
 from aprfmt.arch.row import Architecture
@@ -28,6 +26,7 @@ from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import can_encode, decode, encode, is_padded, recode
 from aprfmt.codecs.stream import TensorSource, read_whole
 from aprfmt.errors import AprError, RefusedError
+from aprfmt.io.recent import RecentValues
 from aprfmt.io.source import Buffer
 from aprfmt.text import plural
 from aprfmt.types import Array, PathLike, Shape
@@ -36,23 +35,8 @@ _HELD = 6
 """Factor pairs that are kept decoded: workers process a few tensors at a time."""
 
 
-class _Cache:
-    """The float32 factors of the most recently used pairs."""
-
-    def __init__(self) -> None:
-        self._held: OrderedDict[int, tuple[Array, Array]] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, pair: LoraPair) -> tuple[Array, Array]:
-        """A and B."""
-        with self._lock:
-            found = self._held.pop(id(pair), None)
-            if found is None:
-                found = values_of(pair.a), values_of(pair.b)
-            self._held[id(pair)] = found
-            while len(self._held) > _HELD:
-                self._held.popitem(last=False)
-            return found
+_Factors = RecentValues[int, tuple[Array, Array]]
+"""The float32 factors A and B of pairs, by the identity of the pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +47,13 @@ class Delta:
         pair: the factors.
         turned: whether the weight is stored as [in, out].
         weight: the adapter's weight.
+        factors: a cache of decoded pairs.
     """
 
     pair: LoraPair
     turned: bool
     weight: float
-    cache: _Cache
+    factors: _Factors
 
     @property
     def shape(self) -> Shape:
@@ -80,7 +65,7 @@ class Delta:
         """Rows [first, last) of the update, with all matrices of a stack concatenated: float32 [rows, columns]."""
         import numpy as np
 
-        a, b = self.cache.get(self.pair)
+        a, b = self.factors.get(id(self.pair), lambda: (values_of(self.pair.a), values_of(self.pair.b)))
         left, right = (a.swapaxes(-1, -2), b.swapaxes(-1, -2)) if self.turned else (b, a)
         scale = np.float32(self.pair.scale * self.weight)
         if left.ndim == 2:
@@ -192,7 +177,7 @@ def with_adapters(
             hint="set it with --arch NAME; list the names with apr architectures",
         )
     c, notes = _untied(c, row, [adapter for adapter, _ in adapters])
-    plan, held = _AdapterPlan(), _Cache()
+    plan, held = _AdapterPlan(), _Factors(_HELD)
     for adapter, weight in adapters:
         _add(plan, c, row, adapter, weight, held)
     made: dict[str, MergedTensor] = {}
@@ -232,9 +217,9 @@ def _untied(c: Canonical, row: Architecture, adapters: Sequence[Adapter]) -> tup
     return replace(c, tensors={**c.tensors, c.head: head}, hparams=replace(c.hparams, tied=False)), [note]
 
 
-def _add(plan: _AdapterPlan, c: Canonical, row: Architecture, adapter: Adapter, weight: float, held: _Cache) -> None:
+def _add(plan: _AdapterPlan, c: Canonical, row: Architecture, adapter: Adapter, weight: float, held: _Factors) -> None:
     path = c.model.path
-    _check_factors(c, row, adapter)
+    _check_scales_known(c, row, adapter)
     if adapter.invocation:
         raise RefusedError(
             "the adapter applies only after its invocation tokens (activated LoRA); merged, it would always apply",
@@ -257,7 +242,7 @@ def _add(plan: _AdapterPlan, c: Canonical, row: Architecture, adapter: Adapter, 
         _put(plan.names, name, Delta(pair, factors.is_turned(row, name), weight, held), stored, path)
 
 
-def _check_factors(c: Canonical, row: Architecture, adapter: Adapter) -> None:
+def _check_scales_known(c: Canonical, row: Architecture, adapter: Adapter) -> None:
     """Raises RefusedError if the weights of a GGUF were scaled by values that the GGUF does not store."""
     known = adapter.of is not None and adapter.of.hparams is not c.hparams
     if known or c.model.convention != "gguf":
@@ -274,7 +259,7 @@ def _check_factors(c: Canonical, row: Architecture, adapter: Adapter) -> None:
 
 
 def _add_rest(
-    plan: _AdapterPlan, c: Canonical, row: Architecture, adapter: Adapter, weight: float, held: _Cache
+    plan: _AdapterPlan, c: Canonical, row: Architecture, adapter: Adapter, weight: float, held: _Factors
 ) -> dict[str, LoraPair]:
     """Plans the pairs for tensors of a GGUF; returns those for weights that `c` has under other Hugging Face names."""
     path = c.model.path

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from threading import Lock
 
@@ -29,6 +30,7 @@ from aprfmt.codecs.recode import decode, encode, is_padded
 from aprfmt.codecs.stream import STEP, TensorSource, regroup
 from aprfmt.errors import RefusedError
 from aprfmt.io.pipe import Item, Job
+from aprfmt.io.recent import RecentValues
 from aprfmt.io.source import Buffer
 from aprfmt.text import plural
 from aprfmt.types import Array, Shape
@@ -118,22 +120,8 @@ class _Opened:
         return data
 
 
-class _Orders:
-    """The most recently read reordered tensors."""
-
-    def __init__(self) -> None:
-        self._held: OrderedDict[int, _Opened] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, tensor: CanonicalTensor, dtype: str) -> _Opened:
-        with self._lock:
-            found = self._held.pop(id(tensor), None)
-            if found is None:
-                found = _Opened(tensor.produced, dtype)
-            self._held[id(tensor)] = found
-            while len(self._held) > _OPEN:
-                self._held.popitem(last=False)
-            return found
+_Orders = RecentValues[int, _Opened]
+"""Reordered tensors that are being read, by the identity of the tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +145,8 @@ class _Ordered:
         return DTYPES[self.dtype].n_bytes(self.shape)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        self.orders.get(self.tensor, self.dtype).read_into(offset, buffer)
+        opened = self.orders.get(id(self.tensor), lambda: _Opened(self.tensor.produced, self.dtype))
+        opened.read_into(offset, buffer)
 
 
 def _in_order(tensor: CanonicalTensor, orders: _Orders) -> TensorSource:
@@ -285,7 +274,7 @@ class _Merge:
     ruling: Ruling
     keep: bool
     pad: bool
-    orders: _Orders = field(default_factory=_Orders)
+    orders: _Orders = field(default_factory=partial(_Orders, _OPEN))
     requantized: int = 0
     narrowed: int = 0
     padded: set[int] = field(default_factory=set)

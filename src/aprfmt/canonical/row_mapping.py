@@ -76,7 +76,7 @@ class StackedMatrix:
 
     @property
     def dtype(self) -> str:
-        """That of the stack."""
+        """Dtype of the stack."""
         return self.stack.dtype
 
     @property
@@ -119,7 +119,7 @@ class Produced:
         return decode(made.dtype, made.data(), made.shape)
 
     def without_scales(self) -> Produced:
-        """The same values in a dtype without tensor scales: F32 if there are any."""
+        """The values in a dtype without tensor scales: F32 if there are scales, else unchanged."""
         return unchanged_output(_floats(self.as_source(""))) if self.scales else self
 
     def as_source(self, name: str) -> TensorSource:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
-from threading import Lock
 
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.stream import TensorSource
 from aprfmt.errors import RefusedError
 from aprfmt.io.pipe import CHUNK_BYTES
+from aprfmt.io.recent import RecentValues
 from aprfmt.io.source import Buffer
 from aprfmt.types import Array, Shape
 
@@ -75,8 +76,7 @@ class SourceRows:
         self._matrix = shape[-2:] if transposed and len(shape) >= 2 else None
         if self._matrix is not None and self._matrix[0] != row_elements:
             raise RefusedError(f"{list(shape)} does not transpose into rows of {row_elements}", tensor=source.name)
-        self._held: dict[int, Array] = {}
-        self._lock = Lock()
+        self._matrices: RecentValues[int, Array] = RecentValues(_HELD_MATRICES)
 
     def take(self, part: Array) -> Array:
         """The rows `part`, as [rows, row_elements]."""
@@ -91,7 +91,8 @@ class SourceRows:
         number, row = np.divmod(part, self._matrix[1])
         for which in np.unique(number):
             mask = number == which
-            out[mask] = self._read(int(which))[row[mask]]
+            matrix = self._matrices.get(int(which), partial(self._read, int(which)))
+            out[mask] = matrix[row[mask]]
         return out
 
     def _read(self, number: int) -> Array:
@@ -99,14 +100,9 @@ class SourceRows:
         import numpy as np
 
         assert self._matrix is not None
-        with self._lock:
-            if number not in self._held:
-                if len(self._held) >= _HELD_MATRICES:
-                    del self._held[next(iter(self._held))]
-                stored = np.empty(self._matrix, self.element)
-                self._source.read_into(number * stored.nbytes, stored.reshape(-1).view("u1").data)
-                self._held[number] = stored.T
-            return self._held[number]
+        stored = np.empty(self._matrix, self.element)
+        self._source.read_into(number * stored.nbytes, stored.reshape(-1).view("u1").data)
+        return stored.T
 
 
 def take_rows(lines: Sequence[SourceRows], part: Array, row_elements: int) -> Array:

@@ -38,7 +38,7 @@ class TowerPart:
         return names.is_gguf_only(self.row, name) or bool(names.matches(self.row, name, "gguf"))
 
     def of(self, all_names: Iterable[str]) -> set[str]:
-        """Those of the names that belong to the towers."""
+        """The names that belong to the towers."""
         return {name for name in all_names if self.has(name)}
 
     def text_name(self, name: str) -> str:

@@ -35,11 +35,10 @@ def forced() -> str | None:
 
 
 def order(*names: str) -> tuple[str, ...]:
-    """Those of `names`, the backends with an implementation, that may be tried, in the given order.
+    """The backends among `names` to try, in the given order.
 
     A forced backend leaves only itself, or numpy, the reference, if it has no implementation. Presence is checked only
-    if a
-    backend is forced: its absence raises MissingDependencyError.
+    if a backend is forced: its absence raises MissingDependencyError.
     """
     wanted = forced()
     if wanted is None:

@@ -236,7 +236,7 @@ ENCODABLE = (*_OWN_ENCODERS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0", "
 """Types that can be encoded without libggml: these, and those of gguf-py."""
 
 WEIGHTED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1")
-"""Those of ENCODABLE whose bytes depend on column importances, which only libggml supports."""
+"""Dtypes of ENCODABLE whose bytes depend on column importances, which only libggml supports."""
 
 FASTER = {("Q1_0", "encode"), ("Q2_0", "encode"), ("Q8_0", "encode"), ("NVFP4", "encode"), ("Q1_0", "decode"),
           ("Q2_0", "decode")}  # fmt: skip

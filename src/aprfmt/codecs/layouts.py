@@ -74,7 +74,7 @@ def parts_of(dtype: str, block: bytes) -> tuple[list[BlockPart], list[int] | Non
 
 
 def formula_of(dtype: str) -> str:
-    """The formula of a value from the fields; "" if there is nothing to say."""
+    """The formula of a value from the fields of its block; "" if none is known."""
     layout = LAYOUTS.get(dtype)
     return layout.formula if layout is not None else ""
 

@@ -161,7 +161,7 @@ def _narrow(dtype: str, values: Array, overflow: Overflow) -> Array:
 def _settle(dtype: str, values: Array, out: Array, overflow: Overflow) -> None:
     """Sets the bits of NaNs in `out`, the codes of `values`, and reports overflow.
 
-    Usually there are none, which two maxima of the codes tell.
+    Usually two maxima of the codes show that neither occurs.
     """
     import numpy as np
 

@@ -135,7 +135,7 @@ Read = Callable[[], Iterable[Buffer]]
 """Yields the stored bytes of a tensor in order, in chunks of any size; may be called again."""
 
 Items = Callable[[int], Iterable[Item]]
-"""The same with jobs; chunks should be multiples of the given number of bytes."""
+"""Yields the stored bytes as chunks or jobs; chunks should be multiples of the given number of bytes."""
 
 
 _COUNTING = Lock()

@@ -43,7 +43,7 @@ def read_part(source: TensorSource, start: int, n_bytes: int) -> memoryview:
 
 
 def regroup(chunks: Iterable[Buffer], unit: int, piece: int) -> Iterator[Buffer]:
-    """The same bytes in chunks that are multiples of `unit`, at most `piece` (itself a multiple) long.
+    """Regroups bytes into chunks that are multiples of `unit`, at most `piece` (itself a multiple) long.
 
     A remainder that is not a whole unit comes last.
     """
@@ -70,7 +70,7 @@ def regroup(chunks: Iterable[Buffer], unit: int, piece: int) -> Iterator[Buffer]
 
 
 def whole_units(items: Iterable[Item], unit: int, piece: int) -> Iterator[Item]:
-    """The same for items: a job of whole units is kept, everything else is computed at once and regrouped."""
+    """`regroup` for items: keeps jobs of whole units; computes everything else at once and regroups it."""
     pending: Buffer = b""
     for item in items:
         if isinstance(item, Job):
@@ -86,7 +86,7 @@ def whole_units(items: Iterable[Item], unit: int, piece: int) -> Iterator[Item]:
 
 
 def rebatch(arrays: Iterable[Array], unit: int) -> Iterator[Array]:
-    """The same values in 1-d arrays whose lengths are multiples of `unit`; a remainder comes last."""
+    """Regroups values into 1-d arrays whose lengths are multiples of `unit`; a remainder comes last."""
     import numpy as np
 
     pending: Array | None = None

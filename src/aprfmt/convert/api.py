@@ -54,7 +54,8 @@ from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.schema import takes
 from aprfmt.text import first_few, plural
-from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer
+from aprfmt.tokenizer.data import NO_VOCABULARY
+from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import PathLike
 
 

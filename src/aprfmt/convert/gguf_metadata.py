@@ -31,7 +31,8 @@ from aprfmt.formats.gguf_write import KV
 from aprfmt.formats.out_tensor import OutTensor, dominant_dtype
 from aprfmt.provenance import provenance
 from aprfmt.tokenizer import ggml
-from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer
+from aprfmt.tokenizer.data import NO_VOCABULARY
+from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.tokenizer.pre import check_name
 
 

@@ -21,7 +21,8 @@ from aprfmt.io.child import Child, ChildDiedError, last_line
 from aprfmt.io.remote import RemoteSource
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.llama.client import TIMEOUT_VARIABLE, Llama, LogitsComparison, pooling_of, time_limit
-from aprfmt.tokenizer.encoding import load, tokenizer_json
+from aprfmt.tokenizer.encoding import tokenizer_json
+from aprfmt.tokenizer.fast import load
 from aprfmt.types import Array, PathLike
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from aprfmt.limits import MAX_LAYERS
 from aprfmt.provenance.model_card import entries
 from aprfmt.schema import takes
 from aprfmt.text import plural
-from aprfmt.tokenizer.model import without_padding
+from aprfmt.tokenizer.data import without_padding
 from aprfmt.types import PathLike
 
 _MOST_THREADS = 8

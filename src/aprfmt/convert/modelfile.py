@@ -7,7 +7,8 @@ import re
 from aprfmt.canonical.model import Canonical
 from aprfmt.text import CONTROLS
 from aprfmt.tokenizer.chat_format import ChatFormat, find_format
-from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprfmt.tokenizer.data import TokenType
+from aprfmt.tokenizer.model import Tokenizer
 
 NAME = "Modelfile"
 

@@ -206,7 +206,7 @@ def network_of(c: Canonical) -> PresetContext:
 
 
 def context_of(row: Architecture, h: Hyperparams, drafts: int = 0) -> PresetContext:
-    """The same for a network of the architecture `row`; `drafts` are MTP layers that no key of it counts."""
+    """`network_of` for a network of the architecture `row`; `drafts`: MTP layers that none of its keys counts."""
     kv = {key: value for key, _, value in hp.to_gguf(h, row, complete=False, misfits=True)}
     return _context(row.gguf, kv, h, drafts)
 
@@ -414,7 +414,7 @@ def _in_hf_order(link: Link, chosen: Mapping[str, Recoding]) -> dict[str, Recodi
 
 
 def _weighted(link: Link, target: Recoding) -> dict[str, Recoding]:
-    """The same if every matrix of the one GGUF tensor has its own importances: each tensor gets its part."""
+    """`_in_hf_order` for a single GGUF tensor whose matrices have importances of their own: splits the importances."""
     mapping, weights = link.mapping, target.weights
     after: Shape = mapping.after[0]
     cols, rows = after[-1], after[-2]

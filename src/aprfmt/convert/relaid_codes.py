@@ -72,7 +72,7 @@ def _numbers(rows: range) -> bytes:
 
 
 def _zero_points(scale: Array, bias: Array, bits: int) -> Array | None:
-    """Whole zero points of codes with these scales and biases; None where a bias is no multiple of its scale."""
+    """Integer zero points of codes with these scales and biases; None unless every bias is a multiple of its scale."""
     import numpy as np
 
     wide, lifted = scale.astype("f8"), bias.astype("f8")

@@ -432,7 +432,7 @@ def _stream(
     make: Callable[[Buffer], Sequence[Buffer]],
     dtype: str,
 ) -> Split:
-    """The parts of a weight of this shape, made of a stream, `unit` bytes of which are `scheme.rows` rows."""
+    """Splits a weight into the tensors of `scheme`; `make` computes them for `unit` bytes, `scheme.rows` rows."""
 
     def sizes(n_bytes: int) -> list[int]:
         rows = n_bytes * scheme.rows // unit

@@ -267,7 +267,7 @@ def _in_apr_words(model: Model, patch: Mapping[str, object]) -> dict[str, object
     c = canonical(model, allow_unmapped=True)
     own = (*_GGUF_WORDS, f"{c.arch.gguf}.") if c.arch is not None else _GGUF_WORDS
     words = {key: value for key, value in patch.items() if key.startswith(own) and key not in model.metadata}
-    out = {key: _plain(key, value, model.metadata) for key, value in patch.items() if key not in words}
+    out = {key: _as_field_type(key, value, model.metadata) for key, value in patch.items() if key not in words}
     if not words:
         return out
     keys = {key: value for key, _, value in gguf_pairs(c)}
@@ -289,7 +289,7 @@ def _in_apr_words(model: Model, patch: Mapping[str, object]) -> dict[str, object
     return out
 
 
-def _plain(key: str, value: object, metadata: Mapping[str, object]) -> object:
+def _as_field_type(key: str, value: object, metadata: Mapping[str, object]) -> object:
     """A command-line text converted to the type of the field."""
     if not isinstance(value, Text):
         return value

@@ -187,7 +187,7 @@ def _may_be_signed(path: Path) -> bool:
 
 
 def open_own(path: PathLike) -> Model:
-    """The same for a file that this program wrote, which nobody has signed yet."""
+    """Opens a file that this program has just written: no signature is looked up."""
     name = resolve(path)
     with downloads.explained(name):
         return _open_complete(name, _reader_of(name))

@@ -499,7 +499,7 @@ def apply_true_dtypes(index: Index, overrides: Mapping[str, object]) -> list[str
     for position, tensor in enumerate(index.tensors):
         if tensor.dtype != "U8" or tensor.name not in overrides:
             continue
-        row, shape = _parse_override(tensor.name, overrides[tensor.name])
+        row, shape = _true_dtype_of(tensor.name, overrides[tensor.name])
         try:
             fits = row.n_bytes(shape) == tensor.n_bytes
         except AprError:
@@ -513,7 +513,8 @@ def apply_true_dtypes(index: Index, overrides: Mapping[str, object]) -> list[str
     return [f"the true dtype of {name!r} is stale: no U8 tensor has this name" for name in stale]
 
 
-def _parse_override(name: str, entry: object) -> tuple[Dtype, tuple[int, ...]]:
+def _true_dtype_of(name: str, entry: object) -> tuple[Dtype, tuple[int, ...]]:
+    """The dtype and shape that the metadata states for a tensor stored as U8. Raises CorruptError, UnsupportedError."""
     known: dict[str, object] = entry if isinstance(entry, dict) else {}
     shape, dtype = known.get("shape", ()), known.get("dtype")
     if not isinstance(dtype, str) or not _is_shape(shape):

@@ -1,12 +1,12 @@
-"""A teacher behind a server: log-probabilities of the tokens of a prompt, asked for over HTTP.
+"""A teacher behind an HTTP server, which returns log-probabilities of prompt tokens.
 
-`FORMS` has the servers that give them, by `owned_by` of /v1/models; others are asked as vLLM:
+`FORMS` lists the supported servers by `owned_by` of /v1/models; unknown ones are treated as vLLM:
 
     vllm       /v1/completions, `prompt_logprobs`
     sglang     /generate, `input_top_logprobs`
-    llamacpp   /completion, `n_probs` of one token: a request a position, with its label forced by a bias
+    llamacpp   /completion, `n_probs` of one token: a request per position, whose label is forced by a logit bias
 
-Failed requests are repeated; a whole answer has a time limit. A token in APR_TEACHER_API_KEY is sent as a bearer token.
+Failed requests are repeated; each response has a time limit. APR_TEACHER_API_KEY is sent as a bearer token.
 """
 
 from __future__ import annotations
@@ -34,40 +34,37 @@ from aprfmt.texts.sequences import DocumentSpan, Windows, pieces_of
 
 API_KEY = "APR_TEACHER_API_KEY"
 REQUEST_S = 300.0
-"""Time limit of a request, its whole answer included."""
+"""Time limit of a request including its response."""
 
-_PAUSES_S = (0.5, 2.0, 8.0)  # before each repetition
+_PAUSES_S = (0.5, 2.0, 8.0)  # seconds before each retry
 _REQUESTS_AT_ONCE = 8
 _SHOWN_BYTES = 300
-_FORCED = 1e4  # bias of a logit
+_FORCED = 1e4  # logit bias
 _PROBES = (
     "The quick brown fox jumps over 13 lazy dogs.\n",
     "def f(x):\n    return {'a': x ** 2, \"b\": [1, 2, 3]}\n",
     "\u00c9t\u00e9 \u4f60\u597d \u0645\u0631\u062d\u0628\u0627 \U0001f600 \u20ac1,234.56  \t",
 )
-"""Texts whose ids must be the student's."""
-
-Told = Mapping[Any, Any]
-"""Id -> an object with `logprob`: the most likely ids of a position, and its label."""
+"""Texts that the student's tokenizer must encode to the same ids."""
 
 
 class _RepeatableError(Exception):
-    """A request that may succeed when it is repeated."""
+    """A request that may succeed if it is repeated."""
 
 
 class CompletionServer:
-    """A server that is there.
+    """A reachable server.
 
     Attributes:
         url: without a path.
-        model: its name for the model.
-        kind: which of FORMS.
-        max_tokens: longest prompt with one more token; None if unknown.
+        model: the model's name on the server.
+        kind: a key of FORMS.
+        max_tokens: maximum length of a prompt plus one token; None if unknown.
         notes: what could not be checked.
     """
 
     def __init__(self, url: str) -> None:
-        """Asks for its models. Raises NotFoundError, RefusedError, RunError, CorruptError."""
+        """Requests the list of models. Raises NotFoundError, RefusedError, RunError, CorruptError."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.notes: list[str] = []
         found = self.ask("/v1/models")
@@ -88,11 +85,11 @@ class CompletionServer:
 
     @property
     def digest(self) -> str:
-        """Of what is known of the model."""
+        """Hash of the server's kind and the model's name."""
         return hashlib.sha256(f"{self.kind} {self.model}".encode()).hexdigest()
 
     def check_tokenizer(self, encode: Callable[[str], list[int]]) -> None:
-        """Compares ids of some texts with those of `encode`. Raises RefusedError."""
+        """Compares the server's ids of some texts with those of `encode`. Raises RefusedError."""
         for text in _PROBES:
             body = {"model": self.model, "prompt": text, "content": text, "add_special_tokens": False}
             try:
@@ -108,7 +105,7 @@ class CompletionServer:
                 )  # fmt: skip
 
     def answers(self, windows: Windows, some: Sequence[int], facts: TeacherHeader) -> Iterator[Answer]:
-        """What the server says of these sequences, in order; several are asked for at a time.
+        """Yields the server's answers for these sequences, in order; sends several requests in parallel.
 
         Raises NotFoundError, RefusedError, RunError, CorruptError.
         """
@@ -135,7 +132,7 @@ class CompletionServer:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def ask(self, path: str, body: Mapping[str, object] | None = None) -> Any:
-        """The JSON value of an answer. Raises NotFoundError (404), RefusedError (400 to 499), RunError."""
+        """The JSON value of a response. Raises NotFoundError (404), RefusedError (400 to 499), RunError."""
         for pause in (*_PAUSES_S, None):
             try:
                 return self._ask_once(path, body)
@@ -148,7 +145,7 @@ class CompletionServer:
                 time.sleep(pause)
         raise AssertionError
 
-    def _ask_once(self, path: str, body: Mapping[str, object] | None) -> Any:
+    def _ask_once(self, path: str, body: Mapping[str, object] | None) -> object:
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(API_KEY):
             headers["Authorization"] = f"Bearer {key}"
@@ -188,7 +185,7 @@ class CompletionServer:
 
 
 def _read(response: http.client.HTTPResponse, until: float) -> bytes:
-    """The whole body. Raises TimeoutError, OSError, HTTPException."""
+    """Reads the whole body. Raises TimeoutError, OSError, HTTPException."""
     found = bytearray()
     while data := response.read1(1 << 16):
         found += data
@@ -215,7 +212,7 @@ def _malformed(server: CompletionServer, what: str) -> CorruptError:
     return CorruptError(f"the server's answer has no valid {what}", path=server.url)
 
 
-def _ask_vllm(server: CompletionServer, piece: DocumentSpan, k: int) -> list[Told]:
+def _ask_vllm(server: CompletionServer, piece: DocumentSpan, k: int) -> list[object]:
     body = {"model": server.model, "prompt": piece.prompt, "prompt_logprobs": k, "max_tokens": 1, "temperature": 0}
     found = server.ask("/v1/completions", body | {"return_token_ids": True})
     try:
@@ -230,7 +227,7 @@ def _ask_vllm(server: CompletionServer, piece: DocumentSpan, k: int) -> list[Tol
     return [told[place - piece.start + 1] for place in piece.places_P]
 
 
-def _ask_sglang(server: CompletionServer, piece: DocumentSpan, k: int) -> list[Told]:
+def _ask_sglang(server: CompletionServer, piece: DocumentSpan, k: int) -> list[object]:
     body = {"input_ids": piece.prompt, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": k}
     found = server.ask("/generate", body | {"sampling_params": {"max_new_tokens": 1, "temperature": 0}})
     try:
@@ -244,10 +241,10 @@ def _ask_sglang(server: CompletionServer, piece: DocumentSpan, k: int) -> list[T
         raise _malformed(server, "input_top_logprobs") from None
 
 
-def _ask_llama_server(server: CompletionServer, piece: DocumentSpan, k: int) -> list[Told]:
-    found: list[Told] = []
+def _ask_llama_server(server: CompletionServer, piece: DocumentSpan, k: int) -> list[object]:
+    found: list[object] = []
     for place, label in zip(piece.places_P, piece.labels_P.tolist(), strict=True):
-        # The most likely token is the label then; the log-probabilities are those before the bias.
+        # With the bias the label is the most likely token; the returned log-probabilities exclude the bias.
         body = {"prompt": piece.ids[: place - piece.start + 1], "n_predict": 1, "n_probs": k, "temperature": 0}
         answer = server.ask("/completion", body | {"logit_bias": [[label, _FORCED]], "cache_prompt": True})
         try:
@@ -261,9 +258,9 @@ def _ask_llama_server(server: CompletionServer, piece: DocumentSpan, k: int) -> 
     return found
 
 
-FORMS: dict[str, Callable[[CompletionServer, DocumentSpan, int], list[Told]]] = {
+FORMS: dict[str, Callable[[CompletionServer, DocumentSpan, int], list[object]]] = {
     "vllm": _ask_vllm,
     "sglang": _ask_sglang,
     "llamacpp": _ask_llama_server,
 }
-"""Asks for the labelled positions of a piece: the k most likely ids of each, and its label."""
+"""Requests the log-probabilities of a piece's labelled positions: the k most likely ids of each, and its label."""

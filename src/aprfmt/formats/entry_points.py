@@ -71,18 +71,18 @@ class _Plugin:
         self._package = _name_of(point.dist) or point.value
         self._entry = point.name
         with self._guarded("cannot be loaded"):
-            plugin: Any = point.load()
+            plugin: object = point.load()
             names = (*_PLAIN, *_READS, *_WRITES)
-            found: dict[str, Any] = {name: getattr(plugin, name, None) for name in names}
+            found: dict[str, object] = {name: getattr(plugin, name, None) for name in names}
             self._check(found)
             for name in (*_READS, *_WRITES):
-                if callable(found[name]):
-                    setattr(self, name, self._method(name, found[name]))
+                if callable(method := found[name]):
+                    setattr(self, name, self._method(name, method))
             for name, plain in _PLAIN.items():
                 if found[name] is not None:
                     setattr(self, name, plain(found[name]))
 
-    def _check(self, found: dict[str, Any]) -> None:
+    def _check(self, found: dict[str, object]) -> None:
         """Raises MissingDependencyError."""
         does = [methods for methods in (_READS, _WRITES) if all(callable(found[name]) for name in methods)]
         suffixes = found["suffixes"]
@@ -95,8 +95,8 @@ class _Plugin:
         if not all(isinstance(suffix, str) for suffix in suffixes):
             raise self._error("needs suffixes (str)")
 
-    def _method(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+    def _method(self, name: str, method: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
             begin = time.monotonic()
             with self._guarded(f"failed in {name}"):
                 answer = method(*arguments)

@@ -288,14 +288,14 @@ def decode(data: Buffer, entry: KvEntry) -> Any:
     return struct.unpack_from("<" + FORMATS[entry.type], data, entry.value_start)[0]
 
 
-def _decode_array(data: bytes, pos: int) -> tuple[list[Any], int]:
+def _decode_array(data: bytes, pos: int) -> tuple[list[object], int]:
     elem_type = _TYPES[_U32.unpack_from(data, pos)[0]]
     count: int = _U64.unpack_from(data, pos + 4)[0]
     pos += 12
     if elem_type in FORMATS:
-        values = list(struct.unpack_from(f"<{count}{FORMATS[elem_type]}", data, pos))
-        return values, pos + count * LEAST_BYTES[elem_type]
-    values = []
+        numbers: list[object] = [*struct.unpack_from(f"<{count}{FORMATS[elem_type]}", data, pos)]
+        return numbers, pos + count * LEAST_BYTES[elem_type]
+    values: list[object] = []
     for _ in range(count):
         if elem_type is GgufType.ARRAY:
             value, pos = _decode_array(data, pos)
@@ -316,7 +316,7 @@ class KvMapping(Mapping[str, Any]):
     def __init__(self, data: memoryview, entries: dict[str, KvEntry]) -> None:
         self.entries = entries
         self._data = data
-        self._values: dict[str, Any] = {}
+        self._values: dict[str, object] = {}
 
     def raw(self, key: str) -> memoryview:
         """The bytes of the whole entry: key, type and value. Raises KeyError."""
@@ -334,7 +334,7 @@ class KvMapping(Mapping[str, Any]):
         """The pairs without the given keys."""
         return KvMapping(self._data, {key: entry for key, entry in self.entries.items() if not is_left_out(key)})
 
-    def remember(self, key: str, value: Any) -> None:
+    def remember(self, key: str, value: object) -> None:
         """Caches `value` as the decoded value of the entry."""
         self._values[key] = value
 

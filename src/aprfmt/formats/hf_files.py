@@ -85,7 +85,7 @@ def belongs(name: str) -> bool:
 
 
 def select_files(names: Iterable[str]) -> list[Path]:
-    """Those of `names` that belong to a model, without weights."""
+    """The files among `names` that belong to a model, without weights."""
     return [Path(n) for n in names if _matches(n, KEPT_FILES) and not n.endswith(WEIGHT_SUFFIXES)]
 
 

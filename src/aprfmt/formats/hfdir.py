@@ -199,7 +199,7 @@ def _label(native: HfNative) -> str:
 
 
 def _texts(folder: Path, names: Sequence[str], weights: Sequence[str]) -> list[Path]:
-    """Those of `names` that are kept as text files of the model, without names that io.names refuses."""
+    """The files among `names` that are kept as text files of the model; names that io.names refuses are left out."""
     found = [path for path in select_files(names) if path.as_posix() not in weights]
     # README.md and readme.md, config.json and CONFIG.JSON: keep the name that other tools look for.
     ordered = sorted((path.as_posix() for path in found), key=lambda name: (name != "README.md", name.swapcase()))

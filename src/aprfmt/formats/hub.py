@@ -108,7 +108,7 @@ def snapshot(address: str) -> Path:
 
 
 def of_bare(text: str) -> Path:
-    """The same for `org/repo[:QUANT]`, if no local path has that name."""
+    """`snapshot` of `org/repo[:QUANT]`, unless a local path has that name."""
     try:
         return locate(parse(f"hf://{text}"), text)
     except (NotFoundError, StorageError, MissingDependencyError) as error:

@@ -33,7 +33,7 @@ def split_sources(texts: Sequence[str]) -> tuple[list[Path], list[Fraction]]:
 
 @cache
 def download_dataset(address: str) -> Path:
-    """The folder (or file) with the records of a data set; files that are no records are not downloaded.
+    """The folder (or file) with the records of a data set; other files are not downloaded.
 
     Raises UsageError for a malformed address, MissingDependencyError, NotFoundError, StorageError.
     """

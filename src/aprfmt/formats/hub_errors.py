@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, StorageError, UsageError, storage_error
+from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, StorageError, storage_error
+from aprfmt.io.cache import expand_home
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +41,9 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
     Raises UsageError if ~ names an unknown user.
     """
     env = os.environ if environment is None else environment
-    for key in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if env.get(key):
-            return _expanded(env[key])
-    if env.get("HF_HOME"):
-        return _expanded(env["HF_HOME"]) / "hub"
-    return _expanded(env.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
-
-
-def _expanded(path: str) -> Path:
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise UsageError(
-            f"cannot locate the hub cache: {path} refers to the home folder of an unknown user",
-            hint="set HF_HOME=FOLDER",
-        ) from None
+    own = next((env[key] for key in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE") if env.get(key)), "")
+    home = env.get("HF_HOME") or (env.get("XDG_CACHE_HOME") or "~/.cache") + "/huggingface"
+    return expand_home(own or home + "/hub", "the hub cache", "HF_HOME")
 
 
 # huggingface_hub's exception classes by name; the first match counts.

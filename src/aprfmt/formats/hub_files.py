@@ -10,11 +10,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 from aprfmt.errors import (
@@ -28,7 +28,7 @@ from aprfmt.errors import (
 )
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
 from aprfmt.formats.hub_errors import HubPath, cache_folder, failure
-from aprfmt.formats.hub_requests import ask, body, open_answer
+from aprfmt.formats.hub_requests import HubResponse, ask, body, open_answer
 from aprfmt.io import hub_cache, jsonx, remote_file
 from aprfmt.io.cache import cache_home, own_folder
 from aprfmt.io.chunks import LEAST_STORED_BYTES, Store
@@ -37,6 +37,7 @@ from aprfmt.io.names import findings
 from aprfmt.io.remote import place, prefetch_headers, remove_old
 from aprfmt.io.remote_file import RemoteFile
 from aprfmt.limits import MAX_CARRIED_FILES, MAX_HUB_NESTED, MAX_TEXT_FILE_BYTES
+from aprfmt.types import Json
 
 RETRIES = 5
 """How often a request without progress is repeated."""
@@ -119,7 +120,7 @@ class Revision(NamedTuple):
     """The hub's answer about a revision: its commit, and a JSON object per file."""
 
     commit: str
-    rows: list[Any]
+    rows: list[Json]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -155,7 +156,7 @@ def look_up(wanted: HubPath) -> Revision:
     return Revision(commit, rows if isinstance(rows, list) else [])
 
 
-def _place(repo: str, commit: str, rows: list[Any]) -> Repository:
+def _place(repo: str, commit: str, rows: list[Json]) -> Repository:
     home = cache_home() / "hub"
     root = home / ("models--" + repo.replace("/", "--"))
     files, skipped = {}, list[str]()
@@ -181,7 +182,7 @@ def _place(repo: str, commit: str, rows: list[Any]) -> Repository:
     return Repository(repo, commit, folder, files, store)
 
 
-def _file(repo: str, commit: str, row: Any) -> RemoteFile | str:
+def _file(repo: str, commit: str, row: Json) -> RemoteFile | str:
     """A file from the hub's list; its name and the reason if it is left out."""
     if not isinstance(row, dict) or not isinstance(name := row.get("rfilename"), str):
         return "a file without a name"
@@ -262,7 +263,7 @@ def _request(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> 
                 return
 
 
-def _check(answers: Sequence[Any], file: RemoteFile, start: int, end: int) -> None:
+def _check(answers: Sequence[HubResponse], file: RemoteFile, start: int, end: int) -> None:
     """Checks that the final response is the requested range of the file that the hub listed."""
     for answer in answers:
         stated = _tag(answer.headers)
@@ -326,15 +327,11 @@ def _bar(name: str) -> Iterator[Callable[[int, int], hub_cache.Progress]]:
     """The library's progress bar, which its own environment variables disable."""
     from huggingface_hub.utils import tqdm
 
-    bars: list[Any] = []
+    with ExitStack() as stack:
 
-    def begin(total: int, done: int) -> hub_cache.Progress:
-        bars.append(tqdm(desc=name, total=total, initial=done, unit="B", unit_scale=True))
-        update: hub_cache.Progress = bars[0].update
-        return update
+        def begin(total: int, done: int) -> hub_cache.Progress:
+            bar = stack.enter_context(tqdm(desc=name, total=total, initial=done, unit="B", unit_scale=True))
+            update: hub_cache.Progress = bar.update
+            return update
 
-    try:
         yield begin
-    finally:
-        for bar in bars:
-            bar.close()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 from aprfmt.errors import StorageError, UnsupportedError, UsageError
 from aprfmt.limits import MAX_HUB_ANSWER_BYTES, MAX_HUB_REDIRECTS, MIN_HUB_PIECE_BYTES, MIN_HUB_RATE
@@ -34,6 +34,34 @@ _KINDS = {
 }
 
 
+class HubUrl(Protocol):
+    """A URL of the HTTP client."""
+
+    scheme: str
+
+
+class HubRequest(Protocol):
+    """A request of the HTTP client."""
+
+    url: HubUrl
+
+
+class HubResponse(Protocol):
+    """What is used of a response of the HTTP client (httpx); `next_request` follows a redirect."""
+
+    status_code: int
+    headers: Mapping[str, str]
+    url: HubUrl
+    request: HubRequest
+    next_request: HubRequest | None
+
+    def iter_raw(self) -> Iterator[bytes]:
+        """The body in chunks, as sent."""
+
+    def close(self) -> None:
+        """Closes the connection."""
+
+
 class AnswerError(Exception):
     """A response with an error status.
 
@@ -42,7 +70,7 @@ class AnswerError(Exception):
         kind: the name of huggingface_hub's exception for it, "" for none.
     """
 
-    def __init__(self, response: Any) -> None:
+    def __init__(self, response: HubResponse) -> None:
         super().__init__(f"the hub returned {response.status_code}")
         self.response = response
         self.kind = _KINDS.get(response.headers.get("X-Error-Code", ""), "")
@@ -79,7 +107,7 @@ def ask(url: str) -> bytes:
 
 
 @contextmanager
-def open_answer(url: str, headers: Mapping[str, str]) -> Iterator[tuple[Any, list[Any]]]:
+def open_answer(url: str, headers: Mapping[str, str]) -> Iterator[tuple[HubResponse, list[HubResponse]]]:
     """The response to a GET with its body unread, and the redirects that led to it.
 
     Raises AnswerError, StorageError, UnsupportedError, and what the HTTP client raises.
@@ -89,7 +117,7 @@ def open_answer(url: str, headers: Mapping[str, str]) -> Iterator[tuple[Any, lis
     client, until = get_session(), time.monotonic() + _HEADER_TIMEOUTS * timeout()
     sent = {**_own_headers(), **headers, "Accept-Encoding": "identity"}
     request = client.build_request("GET", url, headers=sent, timeout=timeout())
-    redirects: list[Any] = []
+    redirects: list[HubResponse] = []
     while True:
         send = partial(client.send, request, stream=True, follow_redirects=False)
         response = _within(until - time.monotonic(), send)
@@ -100,7 +128,8 @@ def open_answer(url: str, headers: Mapping[str, str]) -> Iterator[tuple[Any, lis
                 return
         finally:
             response.close()
-        _check_redirect(response, redirects)
+        redirects.append(response)
+        _check_redirect(response, response.next_request, len(redirects))
         request = response.next_request
 
 
@@ -115,7 +144,7 @@ def _own_headers() -> dict[str, str]:
     return agent | ({"Authorization": f"Bearer {token}"} if token else {})
 
 
-def _check(response: Any) -> None:
+def _check(response: HubResponse) -> None:
     if response.status_code >= 400 and response.status_code != 416:
         raise AnswerError(response)
     encoding = response.headers.get("Content-Encoding", "identity")
@@ -126,25 +155,24 @@ def _check(response: Any) -> None:
         )
 
 
-def _check_redirect(response: Any, redirects: list[Any]) -> None:
-    redirects.append(response)
-    if len(redirects) > MAX_HUB_REDIRECTS:
+def _check_redirect(response: HubResponse, following: HubRequest, n_redirects: int) -> None:
+    if n_redirects > MAX_HUB_REDIRECTS:
         raise StorageError(
             f"the hub redirected the request more than {MAX_HUB_REDIRECTS} times", hint="check HF_ENDPOINT"
         )
-    if response.request.url.scheme == "https" and response.next_request.url.scheme != "https":
+    if response.request.url.scheme == "https" and following.url.scheme != "https":
         raise StorageError(
             "the hub redirected the request from https to an unencrypted address", hint="check HF_ENDPOINT"
         )
 
 
-def _within(seconds: float, send: Callable[[], Any]) -> Any:
+def _within(seconds: float, send: Callable[[], HubResponse]) -> HubResponse:
     """Calls `send` in a thread. Raises StorageError, and stops the thread, if it takes longer than `seconds`.
 
     The client's own timeout applies to each read; a server could send a byte before each expires, or endless
     informational responses, which cost processor time.
     """
-    found: list[Any] = []
+    found: list[HubResponse] = []
     errors: list[BaseException] = []
     is_over, lock = threading.Event(), threading.Lock()
 
@@ -191,7 +219,7 @@ def _end(thread: threading.Thread) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
 
 
-def body(response: Any) -> Iterator[bytes]:
+def body(response: HubResponse) -> Iterator[bytes]:
     """The body of a response in chunks. Raises StorageError if the server sends it too slowly."""
     rate, free = _least_rate(), _HEADER_TIMEOUTS * timeout()
     waited, n_bytes, n_pieces = 0.0, 0, 0

@@ -11,8 +11,6 @@ import re
 from aprfmt.errors import UnsupportedError
 from aprfmt.types import Json, JsonObject
 
-__all__ = ["PARAMS_NAME", "is_weights", "to_config", "to_name"]
-
 PARAMS_NAME = "params.json"
 
 _NAMES = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}

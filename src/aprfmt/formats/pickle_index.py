@@ -16,7 +16,7 @@ import io
 import math
 import pickle
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any
 
 from aprfmt.errors import (
@@ -116,7 +116,7 @@ class _Global:
         return self.call(*arguments)
 
 
-def _tensor_2(storage: object, offset: object, shape: object, strides: object, *more: object) -> _Tensor:
+def _tensor_2(storage: Any, offset: Any, shape: Any, strides: Any, *more: object) -> _Tensor:
     return _Tensor(storage, offset, shape, strides, odd=_bits(more[2:]))
 
 
@@ -195,7 +195,7 @@ class _Unpickler(pickle.Unpickler):
             hint="only tensors are supported: save the model's state_dict(), preferably as safetensors",
         )
 
-    def persistent_load(self, pid: Any) -> _Storage:
+    def persistent_load(self, pid: Iterable[object]) -> _Storage:
         """A storage: ("storage", type, key, device, elements), in old files with (key, offset, elements) of a part."""
         what, kind, key, _, n_elements, *part = pid
         if what != "storage" or not isinstance(kind, _Global) or type(n_elements) is not int:
@@ -203,7 +203,7 @@ class _Unpickler(pickle.Unpickler):
         size = _SIZES.get(kind.name, 1)
         start, count = 0, n_elements
         if part and part[0] is not None:
-            _, start, count = part[0]
+            _, start, count = part[0] if isinstance(part[0], tuple) else (None, None, None)
         if type(start) is not int or type(count) is not int or not 0 <= start <= start + count <= n_elements:
             raise CorruptError("part of a storage is outside of the file", hint=_AGAIN)
         return _Storage(str(key), kind.name, start * size, count * size)
@@ -275,7 +275,7 @@ class _Old(_Unpickler):
         super().__init__(file, encoding="utf-8")
         self._storages = storages
 
-    def persistent_load(self, pid: Any) -> _Storage:
+    def persistent_load(self, pid: Iterable[object]) -> _Storage:
         storage = super().persistent_load(pid)
         self._storages[storage.key] = storage
         return storage
@@ -377,13 +377,13 @@ def _index(path: str, *, is_zip: bool) -> object:
     return {"tensors": tensors, "left": left}
 
 
-def _answer(request: Any) -> object:
+def _answer(request: list[object]) -> object:
     """The reply to ["index", path, whether it is a zip file] or ["is_pickle", path]."""
     call, path, *more = request
     try:
         if call == "is_pickle":
-            return {"ok": any(name.endswith("/data.pkl") for name in _zip_names(path))}
-        return {"ok": _index(path, is_zip=more[0])}
+            return {"ok": any(name.endswith("/data.pkl") for name in _zip_names(str(path)))}
+        return {"ok": _index(str(path), is_zip=more[0] is True)}
     except AprError as error:
         return {"error": [type(error).__name__, error.message, error.hint], "tensor": error.tensor}
 

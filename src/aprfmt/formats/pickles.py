@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import UnknownFormatError, UnsupportedError
@@ -41,7 +41,7 @@ _service = Service(
 def is_pickle(head: bytes, source: Source | None) -> bool:
     """Whether a file that begins with `head` was written by torch.save."""
     if head.startswith(_ZIP):
-        return b"/data.pkl" in head or (source is not None and _ask(source.path, "is_pickle") is True)
+        return b"/data.pkl" in head or (source is not None and _ask(source.path, bool, "is_pickle"))
     return head.startswith(_OLD)
 
 
@@ -63,17 +63,20 @@ def read_shard(path: Path, stack: ExitStack) -> WeightsFile:
         raise UnknownFormatError(
             "not a torch.save file", path=path, hint="expected weights in safetensors, or a PyTorch state dict"
         )
-    index = _ask(source.path, "index", is_zip)
+    index = _ask(source.path, dict, "index", is_zip)
     tensors = [_tensor(source, *row) for row in index["tensors"]]
     tensors.sort(key=lambda tensor: (tensor.offset, -tensor.n_bytes))
     return WeightsFile(source, {}, tensors, tuple(index["left"]))
 
 
-def _ask(path: str, call: str, *arguments: object) -> Any:
+_T = TypeVar("_T")
+
+
+def _ask(path: str, kind: type[_T], call: str, *arguments: object) -> _T:
     (local,) = on_this_disk([path])
     request = [call, os.path.abspath(local), *arguments]
     hint = "save only the model's state_dict(), preferably as safetensors"
-    return _service.value(request, "reading its pickle", path=path, hint=hint)
+    return _service.value(request, kind, "reading its pickle", path=path, hint=hint)
 
 
 def _tensor(source: Source, name: str, torch_dtype: str, shape: list[int], offset: int, n_bytes: int) -> Tensor:

@@ -97,7 +97,7 @@ class Answer(NamedTuple):
     positions_P: Array
     ids_PK: Array
     logprobs_PK: Array
-    rest_PR: Array
+    residual_PR: Array
     label_P: Array
 
 
@@ -125,16 +125,16 @@ def _stored(answer: Answer, facts: TeacherHeader) -> tuple[Array, ...]:
         part_PW = (ids[:, slot :: 8 // bits] >> 16) << (slot * bits)
         high_PW[:, : part_PW.shape[1]] |= part_PW.astype(np.uint8)
     nats = np.rint(answer.logprobs_PK * np.float32(-_PER_NAT)).clip(0, 65535)
-    return answer.positions_P, ids & 0xFFFF, high_PW, nats, answer.rest_PR, answer.label_P
+    return answer.positions_P, ids & 0xFFFF, high_PW, nats, answer.residual_PR, answer.label_P
 
 
 def _restored(columns: Sequence[Array], facts: TeacherHeader) -> Answer:
-    positions_P, low_PK, high_PW, nats_PK, rest_PR, label_P = columns
+    positions_P, low_PK, high_PW, nats_PK, residual_PR, label_P = columns
     ids_PK, bits = low_PK.astype(np.int32), facts.high_bits
     for slot in range(8 // bits if bits else 0):
         part_PK = ids_PK[:, slot :: 8 // bits]
         part_PK |= (high_PW[:, : part_PK.shape[1]].astype(np.int32) >> (slot * bits) & ((1 << bits) - 1)) << 16
-    return Answer(positions_P, ids_PK, nats_PK.astype(np.float32) / np.float32(-_PER_NAT), rest_PR, label_P)
+    return Answer(positions_P, ids_PK, nats_PK.astype(np.float32) / np.float32(-_PER_NAT), residual_PR, label_P)
 
 
 def hashes_of(windows: Windows, ids: Iterable[int]) -> list[bytes]:
@@ -256,7 +256,7 @@ def _facts_of(path: Path, metadata: dict[str, str]) -> TeacherHeader:
 
 def fault_of(answer: Answer, facts: TeacherHeader) -> str | None:
     """Why these cannot be a teacher's probabilities; None if they can."""
-    logprobs, rest, ids = answer.logprobs_PK.astype(np.float64), answer.rest_PR, np.sort(answer.ids_PK, 1)
+    logprobs, rest, ids = answer.logprobs_PK.astype(np.float64), answer.residual_PR, np.sort(answer.ids_PK, 1)
     ends = np.concatenate([[-1], answer.positions_P, [facts.seq_len]])
     with np.errstate(all="ignore"):
         total = np.exp(logprobs).sum(1) + rest[:, 0]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Responses:
 
 
 def parse_position(
-    told: Any, label: int, k: int, window: int, path: PathLike
+    told: object, label: int, k: int, window: int, path: PathLike
 ) -> tuple[list[int], list[float], list[float], float]:
     """Parses the log-probabilities `told` of one position: an object with `logprob` for each id.
 
@@ -78,7 +78,8 @@ def parse_position(
     log-probability of `label`.
     """
     try:
-        found = sorted(((int(i), float(entry["logprob"])) for i, entry in told.items()), key=lambda pair: -pair[1])
+        entries = told.items() if isinstance(told, Mapping) else ()
+        found = sorted(((int(i), float(entry["logprob"])) for i, entry in entries), key=lambda pair: -pair[1])
         own = dict(found)[label]
     except (AttributeError, TypeError, ValueError, KeyError):
         raise CorruptError(
@@ -97,7 +98,7 @@ def _key(ids: list[int]) -> bytes:
     return hashlib.sha256(np.array(ids, "<i4").tobytes()).digest()
 
 
-def _response(line: bytes, path: Path, number: int | None) -> tuple[list[int], list[Any], str]:
+def _response(line: bytes, path: Path, number: int | None) -> tuple[list[int], list[object], str]:
     """Token ids, log-probabilities, and the model's name."""
     where = f"line {number}" if number is not None else "a line"
     try:

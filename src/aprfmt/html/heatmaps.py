@@ -48,9 +48,9 @@ class Legend:
 def heat_map(
     title: str, rows: Sequence[tuple[str, Sequence[Cell]]], columns: Sequence[str], legend: Legend, x_name: str
 ) -> str:
-    """A square for each row and column; every few columns have their caption below, and under these `x_name`.
+    """A square for each row and column; captions of every few columns below, and `x_name` under them.
 
-    Rows stand in the text's own lines: on a phone the name stands above its squares, on paper no row is cut.
+    Rows are laid out as text lines: on a phone the name is above its squares, and in print no row is cut.
     """
     if not rows or not columns:
         return ""

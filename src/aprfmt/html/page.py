@@ -102,7 +102,7 @@ def table(
         sortable: the table is sorted by the column whose title is clicked.
         stack: on a phone a row is a list of its cells, each with its title: for many columns or long texts.
         search: what a box above the table looks for, such as "tensors"; "" for no box.
-        shown: the first rows that stand in the document; the box finds the others too, which need `search`.
+        shown: number of rows shown at first; the search box, which `search` adds, finds the others.
     """
     lines = [[(cell, "") if isinstance(cell, str) else cell for cell in row] for row in rows]
     if not lines:

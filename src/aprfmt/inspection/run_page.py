@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from aprfmt.html.charts import Chart, Mark, Series, draw
 from aprfmt.html.page import facts, fold, grid, heading, headline, page, paragraph, table, tiles, track
@@ -23,6 +23,58 @@ STATUS = {
 _GIB = float(1 << 30)
 _FEW_TOKENS = 10_000  # scored, below which a result is noisy and the page says so
 _LONG = 14  # rows of a table that are shown without folding
+
+
+class StepPlace(TypedDict):
+    """A step of a run, and the tokens up to it."""
+
+    step: float
+    at_tokens: float
+
+
+class RunModel(TypedDict):
+    """A model of a run; `made` says how a student was made."""
+
+    name: str | None
+    architecture: Json
+    parameters: float | None
+    made: NotRequired[Json]
+
+
+class DamagedCheckpoint(StepPlace):
+    """A checkpoint that a run, which resumed at this place, could not go on from."""
+
+    checkpoint: float | None
+    reason: str
+
+
+class FailedSave(StepPlace):
+    """A checkpoint that could not be written."""
+
+    error: str
+
+
+class SavedCheckpoint(StepPlace):
+    """A checkpoint that was written at `time` (seconds since 1970) in `seconds`."""
+
+    bytes: float | None
+    seconds: float | None
+    time: float | None
+    best: bool
+
+
+class StepSamples(StepPlace):
+    """What the student wrote at an evaluation: `prompt` and `text` of each sample."""
+
+    samples: list[dict[str, str]]
+
+
+class ChangedField(TypedDict):
+    """A field of the configuration that is not at its default."""
+
+    name: str
+    value: Json
+    default: Json
 
 
 class RunReport(TypedDict):
@@ -48,8 +100,8 @@ class RunReport(TypedDict):
     status: str
     error: str | None
     heard_at: float | None
-    teacher: dict[str, Any] | None
-    student: dict[str, Any]
+    teacher: RunModel | None
+    student: RunModel
     data: str | None
     device: str | None
     steps: int
@@ -65,17 +117,17 @@ class RunReport(TypedDict):
     change: Numbers
     evaluations: list[Numbers]
     curves: dict[str, list[float | None]]
-    resumed: list[Numbers]
-    damaged: list[dict[str, Any]]
-    failed_saves: list[dict[str, Any]]
+    resumed: list[StepPlace]
+    damaged: list[DamagedCheckpoint]
+    failed_saves: list[FailedSave]
     failed_save_count: int
-    checkpoints: list[dict[str, Any]]
-    changed: list[dict[str, Any]]
+    checkpoints: list[SavedCheckpoint]
+    changed: list[ChangedField]
     config: JsonObject
     environment: JsonObject
     versions: JsonObject
     lineage: JsonObject
-    samples: list[dict[str, Any]]
+    samples: list[StepSamples]
     skipped_lines: int
 
 
@@ -123,16 +175,16 @@ def _scores(body: RunReport, name: str, key: str, colour: int) -> Series:
 
 
 def _marks(body: RunReport) -> list[Mark]:
-    resumed = [Mark(m["at_tokens"] or 0, f"resumed at step {m['step']:,.0f}") for m in body["resumed"]]
+    resumed = [Mark(m["at_tokens"], f"resumed at step {m['step']:,.0f}") for m in body["resumed"]]
     failed = [
         Mark(m["at_tokens"], f"no checkpoint at step {m['step']:,.0f}: {m['error']}", bad=True)
         for m in body["failed_saves"]
     ]
-    damaged = [Mark(m["at_tokens"] or 0, damage_text(m), bad=True) for m in body["damaged"]]
+    damaged = [Mark(m["at_tokens"], damage_text(m), bad=True) for m in body["damaged"]]
     return resumed + damaged + failed
 
 
-def damage_text(row: Mapping[str, Any]) -> str:
+def damage_text(row: DamagedCheckpoint) -> str:
     """A row of RunReport.damaged in words."""
     return (
         f"checkpoint {row['checkpoint'] or 0:,.0f} is damaged ({row['reason']}): resumed from {row['step'] or 0:,.0f}"
@@ -252,7 +304,7 @@ def _samples(body: RunReport) -> Iterator[str]:
         return
     yield heading("Samples of the student's text")
 
-    def rows(found: Mapping[str, Any]) -> str:
+    def rows(found: StepSamples) -> str:
         cells = [[sample["prompt"], sample["text"]] for sample in found["samples"]]
         return table(
             ["prompt (held-out)", "greedy continuation"],
@@ -295,11 +347,10 @@ def _tables(body: RunReport) -> Iterator[str]:
         ("teacher's CE", "teacher_ce", "{:.4f}".format),
     ]
     yield from _numbers_table("Held-out evaluations", columns, body["evaluations"])
-    gone = [
-        {"step": m["step"], "at_tokens": m["at_tokens"], "note": f"not saved: {m['error']}"}
-        for m in body["failed_saves"]
+    saves: list[tuple[float, Mapping[str, object]]] = [
+        *((row["step"], {**row, "note": "best so far" if row["best"] else ""}) for row in body["checkpoints"]),
+        *((row["step"], {**row, "note": f"not saved: {row['error']}"}) for row in body["failed_saves"]),
     ]
-    kept = [{**row, "note": "best so far" if row["best"] else ""} for row in body["checkpoints"]]
     columns = [
         ("step", "step", "{:,.0f}".format),
         ("tokens", "at_tokens", lambda n: format_count(round(n))),
@@ -308,12 +359,12 @@ def _tables(body: RunReport) -> Iterator[str]:
         ("seconds", "seconds", "{:.3g}".format),
         ("", "note", str),
     ]
-    rows = sorted([*kept, *gone], key=lambda row: row["step"] or 0)
+    rows = [row for _, row in sorted(saves, key=lambda save: save[0])]
     yield from _numbers_table("Checkpoints saved, including deleted ones", columns, rows)
 
 
 def _numbers_table(
-    title: str, columns: Sequence[tuple[str, str, Callable[[Any], str]]], rows: Sequence[Mapping[str, Any]]
+    title: str, columns: Sequence[tuple[str, str, Callable[[Any], str]]], rows: Sequence[Mapping[str, object]]
 ) -> Iterator[str]:
     """A table without the columns that no row has a value in."""
     used = [column for column in columns if any(row.get(column[1]) not in (None, "") for row in rows)]

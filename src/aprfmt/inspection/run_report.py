@@ -14,12 +14,21 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from pathlib import Path, PurePath
-from typing import Any
 
 from aprfmt.errors import LimitError, NotFoundError, UnknownFormatError, storage_errors
 from aprfmt.html.file import check_page, write_page
 from aprfmt.html.picture import png
-from aprfmt.inspection.run_page import RunReport, charts, html, sentence, title
+from aprfmt.inspection.run_page import (
+    RunModel,
+    RunReport,
+    SavedCheckpoint,
+    StepPlace,
+    StepSamples,
+    charts,
+    html,
+    sentence,
+    title,
+)  # fmt: skip
 from aprfmt.io.jsonx import check_size
 from aprfmt.io.source import is_file
 from aprfmt.io.system import is_locked
@@ -111,7 +120,12 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
     steps = [(n, e) for n, e in _by_step(of.get("step", [])) if number(e.get("tokens")) is not None]
     at = _clock(steps)
     evaluations: list[Numbers] = [
-        {**_place(e, at), **{name: number(e.get(name)) for name in SCORES}, "scored_tokens": number(e.get("tokens"))}
+        {
+            "step": (place := _place(e, at))["step"],
+            "at_tokens": place["at_tokens"],
+            **{name: number(e.get(name)) for name in SCORES},
+            "scored_tokens": number(e.get("tokens")),
+        }
         for _, e in _by_step(of.get("evaluation") or _objects(metadata.get("evaluations")))
     ]
     command = str(start.get("command") or metadata.get("command") or "distill")
@@ -217,7 +231,7 @@ def _clock(steps: Sequence[tuple[float, JsonObject]]) -> Callable[[float], float
     return tokens
 
 
-def _place(event: JsonObject, at: Callable[[float], float]) -> Numbers:
+def _place(event: JsonObject, at: Callable[[float], float]) -> StepPlace:
     step = number(event.get("step")) or 0
     return {"step": step, "at_tokens": round(at(step))}
 
@@ -254,20 +268,22 @@ def _seconds(events: Iterable[JsonObject]) -> float:
 
 def _checkpoints(
     events: Sequence[JsonObject], metadata: JsonObject, at: Callable[[float], float]
-) -> list[dict[str, Any]]:
+) -> list[SavedCheckpoint]:
     listed = metadata.get("checkpoints")
     known: list[JsonObject] = [{"step": n} for n in listed] if isinstance(listed, list) else []
     return [
         {
             **_place(event, at),
-            **{name: number(event.get(name)) for name in ("bytes", "seconds", "time")},
+            "bytes": number(event.get("bytes")),
+            "seconds": number(event.get("seconds")),
+            "time": number(event.get("time")),
             "best": bool(event.get("best")),
         }
         for _, event in _by_step([*known, *events])
     ]
 
 
-def _samples(events: Iterable[JsonObject], at: Callable[[float], float]) -> list[dict[str, Any]]:
+def _samples(events: Iterable[JsonObject], at: Callable[[float], float]) -> list[StepSamples]:
     """The samples of the latest evaluations; texts of any length are cut."""
     return [
         {
@@ -284,12 +300,12 @@ def _samples(events: Iterable[JsonObject], at: Callable[[float], float]) -> list
 # --- what the run is ---
 
 
-def _models(metadata: JsonObject, config: JsonObject) -> tuple[dict[str, Any] | None, dict[str, Any], str | None]:
+def _models(metadata: JsonObject, config: JsonObject) -> tuple[RunModel | None, RunModel, str | None]:
     """Teacher, student, and the name of the data."""
     teacher, student = _mapping(metadata.get("teacher")), _mapping(metadata.get("student"))
     source = next((config[k] for k in ("student", "init", "like", "teacher") if config.get(k)), None)
     path = config.get("teacher") or teacher.get("name")
-    made = {
+    made: RunModel = {
         **_model(source or student.get("name") or "model", student),
         "made": config.get("student_init") or config.get("shape"),
     }
@@ -298,7 +314,7 @@ def _models(metadata: JsonObject, config: JsonObject) -> tuple[dict[str, Any] | 
     return _model(path, teacher) if path else None, made, first_few(names) or None
 
 
-def _model(path: Json, origin: JsonObject) -> dict[str, Any]:
+def _model(path: Json, origin: JsonObject) -> RunModel:
     parameters = number(origin.get("parameters"))
     return {"name": short_path(path), "architecture": origin.get("architecture"), "parameters": parameters}
 

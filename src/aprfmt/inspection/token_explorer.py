@@ -40,7 +40,7 @@ class TokenExplorer:
 
     Attributes:
         data: JSON object for html/viewer.js; "" without an explorer.
-        reason: why there is none, a clause; "" with one.
+        reason: why the explorer is missing, a clause; "" if it is not.
     """
 
     data: str

@@ -37,7 +37,7 @@ from aprfmt.io.pipe import StartProgress
 from aprfmt.model import Model, Tensor
 from aprfmt.text import first_few, plural
 from aprfmt.tokenizer import ggml
-from aprfmt.tokenizer.model import TokenType
+from aprfmt.tokenizer.data import TokenType
 from aprfmt.types import PathLike
 
 _MAX_DEAD_SHARE = 0.25

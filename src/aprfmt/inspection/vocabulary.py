@@ -13,9 +13,11 @@ from aprfmt.formats import path_text
 from aprfmt.formats.hf_files import read_tokenizer
 from aprfmt.io.source import is_folder
 from aprfmt.text import plural
-from aprfmt.tokenizer.encoding import TOKENIZER_JSON, hard_texts, load, tokenizer_json
+from aprfmt.tokenizer.data import NO_VOCABULARY, TokenType, is_unicode, without_padding
+from aprfmt.tokenizer.encoding import TOKENIZER_JSON, hard_texts, tokenizer_json
+from aprfmt.tokenizer.fast import load
 from aprfmt.tokenizer.hf import has_vocabulary
-from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer, TokenType, is_unicode, without_padding
+from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import PathLike
 
 T = TypeVar("T")

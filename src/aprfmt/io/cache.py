@@ -43,18 +43,17 @@ def cache_home(environment: Mapping[str, str] | None = None) -> Path:
     """The folder of everything that is cached; it may not exist yet. Raises UsageError without a home folder."""
     env = os.environ if environment is None else environment
     if env.get(CACHE_VARIABLE):
-        return _expanded(env[CACHE_VARIABLE])
-    return _expanded(env.get("XDG_CACHE_HOME") or "~/.cache") / "aprfmt"
+        return expand_home(env[CACHE_VARIABLE], "the cache", CACHE_VARIABLE)
+    return expand_home(env.get("XDG_CACHE_HOME") or "~/.cache", "the cache", CACHE_VARIABLE) / "aprfmt"
 
 
-def _expanded(path: str) -> Path:
-    """Expands ~ in `path`. Raises UsageError if the user does not exist."""
+def expand_home(path: str, what: str, variable: str) -> Path:
+    """Expands ~ in the path of `what`, which an environment variable sets. Raises UsageError for an unknown user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
         raise UsageError(
-            f"cannot locate the cache: {path} refers to the home folder of an unknown user",
-            hint=f"set {CACHE_VARIABLE}=FOLDER",
+            f"cannot locate {what}: {path} refers to the home folder of an unknown user", hint=f"set {variable}=FOLDER"
         ) from None
 
 

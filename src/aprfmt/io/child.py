@@ -16,12 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO, TypeVar
 
 import aprfmt
 from aprfmt.errors import LimitError, StorageError, error_class
 from aprfmt.io.serving import EXIT_MEMORY, has_limits
-from aprfmt.types import JsonObject, PathLike
+from aprfmt.types import Json, JsonObject, PathLike
+
+_T = TypeVar("_T")
 
 _SECONDS_TO_END = 5.0
 _SLACK = 6
@@ -120,14 +122,14 @@ class Child:
             raise StorageError(f"cannot start a Python process: {error.strerror}", path=sys.executable) from error
         self._kill_timer = _KillTimer(self._process.kill)
 
-    def ask(self, request: object, seconds: float, on_part: Callable[[Any], None] | None = None) -> JsonObject:
+    def ask(self, request: object, seconds: float, on_part: Callable[[Json], None] | None = None) -> JsonObject:
         """Sends a request and returns the answer; calls `on_part` with each partial answer before it.
 
         Raises ChildDiedError, also if the child sends nothing for `seconds` and is killed.
         """
         return self.ask_in_text(json.dumps(request, default=str), seconds, on_part)
 
-    def ask_in_text(self, text: str, seconds: float, on_part: Callable[[Any], None] | None = None) -> JsonObject:
+    def ask_in_text(self, text: str, seconds: float, on_part: Callable[[Json], None] | None = None) -> JsonObject:
         """Like `ask`, for a request that is already JSON text on one line."""
         while True:
             with self._kill_timer.limit(seconds):
@@ -307,20 +309,28 @@ class Service:
                     error.seconds = seconds
                 raise
 
-    def value(self, request: object, task: str, *, path: PathLike | None = None, hint: str | None = None) -> Any:
-        """Sends a request and returns the value in the answer.
+    def value(
+        self, request: object, kind: type[_T], task: str, *, path: PathLike | None = None, hint: str | None = None
+    ) -> _T:
+        """Sends a request and returns the value in the answer, which is of type `kind`.
 
         Raises the error that the child answers with, LimitError if it dies or exceeds its time or memory during `task`
         ("reading the pickle"), and StorageError.
         """
         try:
-            answer: dict[str, Any] = self.ask(request)
+            answer = self.ask(request)
         except ChildDiedError as death:
             raise LimitError(self._reason(death, task), path=path, hint=hint) from None
-        if "error" not in answer:
-            return answer["ok"]
-        kind, message, own_hint = answer["error"]
-        raise error_class(kind)(message, path=path, tensor=answer.get("tensor"), hint=own_hint)
+        if isinstance(error := answer.get("error"), list):
+            name, message, own_hint = error
+            tensor = answer.get("tensor")
+            raise error_class(str(name))(
+                str(message), path=path, tensor=None if tensor is None else str(tensor),
+                hint=None if own_hint is None else str(own_hint),
+            )  # fmt: skip
+        found = answer["ok"]
+        assert isinstance(found, kind), f"{task}: {type(found).__name__} instead of {kind.__name__}"
+        return found
 
     def _reason(self, death: ChildDiedError, task: str) -> str:
         if death.late:

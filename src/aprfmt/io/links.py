@@ -28,12 +28,12 @@ def check_links(folder: PathLike, paths: Iterable[PathLike]) -> None:
 
 
 def links_out(folder: PathLike, paths: Iterable[PathLike]) -> list[str]:
-    """Those of `paths`, files of `folder`, that link to outside, each with its target."""
+    """The files of `folder` among `paths` that link to outside of it, each with its target."""
     return [f"{os.path.relpath(path, folder)!r} ({real})" for path, real in _outside(folder, paths)]
 
 
 def check_opened(folder: PathLike, paths: Iterable[PathLike], opened: Iterable[Source]) -> None:
-    """The same for those of `paths` that were `opened`, whatever happened to them since.
+    """Raises as `check_links`, for the paths that were `opened`, even if their links changed since.
 
     Also raises ChangedError if a path now leads to another file.
     """
@@ -48,7 +48,7 @@ def check_opened(folder: PathLike, paths: Iterable[PathLike], opened: Iterable[S
 
 
 def _outside(folder: PathLike, paths: Iterable[PathLike]) -> Iterator[tuple[PathLike, str]]:
-    """Those of `paths` outside `folder`, and where they are."""
+    """Yields each of `paths` that lies outside `folder`, with its real path."""
     roots = tuple(root + os.sep for root in _roots(os.path.realpath(folder)))
     for path in paths:
         real = os.path.realpath(path)

@@ -410,7 +410,7 @@ def sha256_of_range(source: Source, offset: int, n_bytes: int) -> str:
 
 
 def source_jobs(source: Source, offset: int, n_bytes: int, multiple: int = 1) -> Iterator[Job]:
-    """The same as jobs, each a multiple of `multiple` bytes long."""
+    """Jobs that read [offset, offset + n_bytes) of a file, each a multiple of `multiple` bytes long."""
     step = max(multiple, CHUNK_BYTES // multiple * multiple)
     for start in range(0, n_bytes, step):
         length = min(step, n_bytes - start)

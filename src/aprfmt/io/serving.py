@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
 
 EXIT_MEMORY = 77
 """Exit status of a child that reached its memory limit."""
@@ -24,7 +23,7 @@ def has_limits() -> bool:
     return hasattr(signal, "setitimer")
 
 
-def serve(answer: Callable[[Any], object]) -> None:
+def serve(answer: Callable[[list[object]], object]) -> None:
     """Answers the JSON lines of stdin until it closes; SECONDS, BYTES and BYTE_SECONDS are arguments of the process.
 
     A request may take SECONDS of processor time, plus BYTE_SECONDS per byte. Overdrawn time is missing from the next

@@ -68,7 +68,7 @@ def _folder() -> str:
 
 @cache
 def _secret(folder: str) -> tuple[bytes | None, str | None]:
-    """Returns the secret in `folder`, created if missing, or why there is none."""
+    """The secret stored in `folder`, created if missing; or None and the reason."""
     if not folder:
         return None, "no home folder found, and XDG_STATE_HOME is not set"
     path = os.path.join(folder, _FILE)

@@ -198,7 +198,7 @@ class Source:
         return data
 
     def read_data(self, offset: int, n_bytes: int) -> bytes:
-        """The same for tensor data: large, in order, once. A remote file caches it on disk."""
+        """Reads tensor data, which is large and read once, in order: a remote file caches it on disk."""
         return self.read(offset, n_bytes)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:

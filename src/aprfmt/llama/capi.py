@@ -297,9 +297,10 @@ class LlamaLibrary(Functions):
         """llama.cpp's defaults for a context."""
         return self._context_params.from_buffer_copy(self._defaults[self._context_params])
 
-    def sampler_chain(self) -> Any:
+    def sampler_chain(self) -> int:
         """An empty sampler chain."""
-        return self.sampler_chain_init(_SamplerChainParams(True))
+        chain: int = self.sampler_chain_init(_SamplerChainParams(True))
+        return chain
 
 
 class MediaLibrary(Functions):

@@ -15,7 +15,7 @@ from aprfmt import formats
 from aprfmt.errors import MissingDependencyError, OutOfMemoryError, RunError, UsageError, memory_limit
 from aprfmt.io.cache import in_use
 from aprfmt.io.child import Child, ChildDiedError
-from aprfmt.llama.engine import ENGINES, POOLINGS, LoadRequest, Sampling
+from aprfmt.llama.engine import ENGINES, POOLINGS, LayerEffects, LoadRequest, Sampling
 from aprfmt.llama.worker import STOP
 from aprfmt.types import Json, JsonObject, PathLike
 
@@ -36,7 +36,6 @@ _NO_MEMORY = re.compile(
     r"failed to allocate|unable to allocate|out of memory|bad_alloc|mem_buffer != NULL|Memory allocation|MemoryError"
 )
 _MOST_THREADS = 512
-"""Tensor types that ggml supports."""
 
 
 class LlamaDiedError(RunError):
@@ -244,9 +243,14 @@ class Llama:
                 each belongs.
             on_text: called with each piece of text as it is generated.
         """
+
+        def give(part: Json) -> None:
+            if on_text is not None and isinstance(part, dict):
+                on_text(str(part["text"]))
+
         answer = self._ask(
             "generate",
-            on_part=(lambda part: on_text(part["text"])) if on_text is not None else None,
+            on_part=None if on_text is None else give,
             prompt=prompt if isinstance(prompt, str) else [*prompt],
             n_tokens=n_tokens,
             sampling=asdict(sampling) if sampling is not None else None,
@@ -319,12 +323,12 @@ class Llama:
 
     def effects(self, ids: Sequence[int]) -> tuple[list[float | None], list[str]]:
         """How far each layer moves a text's hidden states, relative to their size, and the names of the weights."""
-        found = self._ask("effects", ids=[*ids])
+        found: LayerEffects = self._ask("effects", ids=[*ids])
         return found["effects"], found["weights"]
 
-    def states(self, ids: Sequence[int]) -> dict[str, Any]:
+    def states(self, ids: Sequence[int]) -> dict[str, dict[str, object]]:
         """Sketches (`watch.sketch`) of a text's hidden states, by layer; "-1": the embeddings."""
-        found: dict[str, Any] = self._ask("states", ids=[*ids])
+        found: dict[str, dict[str, object]] = self._ask("states", ids=[*ids])
         return found
 
     def reorder(self, heads: Sequence[tuple[str, int, int, int]], *, halves: bool) -> None:
@@ -350,11 +354,11 @@ class Llama:
         """See Session.load_collected."""
         self._ask("load_collected", path=os.path.abspath(path))
 
-    def _ask(self, call: str | None = None, *, on_part: Callable[[Any], None] | None = None, **arguments: Json) -> Any:
+    def _ask(self, call: str | None = None, *, on_part: Callable[[Json], None] | None = None, **arguments: Json) -> Any:
         """Calls a method of worker.CALLS, or only loads the model."""
-        given: list[Any] = []
+        given: list[Json] = []
 
-        def give(part: Any) -> None:
+        def give(part: Json) -> None:
             if on_part is not None:
                 given.append(part)
                 on_part(part)
@@ -392,7 +396,7 @@ class Llama:
         answer["engine"] += "" if self._request.extra_buffers else ", extra buffers off"
         self.facts = LoadedModel(**answer)
 
-    def _reply(self, call: str, arguments: JsonObject, on_part: Callable[[Any], None] | None = None) -> Any:
+    def _reply(self, call: str, arguments: JsonObject, on_part: Callable[[Json], None] | None = None) -> Any:
         assert self._worker is not None
         try:
             reply = self._worker.ask([call, arguments], self._seconds, on_part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 ENGINES = {"xllamacpp": "xllamacpp", "llama_cpp": "llama-cpp-python"}
 """Package that provides the library -> its name on PyPI; the first that works is used."""
@@ -46,6 +47,20 @@ class LoadRequest:
     watched: bool = False
     exact: bool = False
     n_seq: int = 1
+
+
+class StateSketch(TypedDict):
+    """Hidden states of a layer in little room, see `watch.sketch`; JSON data."""
+
+    digest: str
+    probes: list[list[float]]
+
+
+class LayerEffects(TypedDict):
+    """How far each layer moves the hidden states, and the names of the weights in use; JSON data."""
+
+    effects: list[float | None]
+    weights: list[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,18 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_bool, c_char, c_int32, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aprfmt.llama.capi import EVAL_CALLBACK, LlamaLibrary
 from aprfmt.llama.engine import EngineError, LayoutError
+from aprfmt.types import Array
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    GgmlPointer = ctypes._Pointer["GgmlTensor"]
 
 _F32, _I32 = 0, 26
 _DIMS, _SOURCES = 4, 10
@@ -44,8 +50,8 @@ GgmlTensor._fields_ = [
 class ActivationSums:
     """The sums of squared inputs of one weight [matrices, columns], and the number of rows per matrix."""
 
-    squares: np.ndarray[Any, np.dtype[np.float64]]
-    counts: np.ndarray[Any, np.dtype[np.int64]]
+    squares: npt.NDArray[np.float64]
+    counts: npt.NDArray[np.int64]
 
 
 class Collector:
@@ -72,7 +78,7 @@ class Collector:
         self.sums: dict[str, ActivationSums] = {}
         self.failure: Exception | None = None
         self._kinds: dict[int, bytes] = {}
-        self._last: tuple[int, np.ndarray[Any, Any]] | None = None
+        self._last: tuple[int, Array] | None = None
         self._checked = self._open = self.is_cut = False
         self._taken = 0
         self._total: int | None = None
@@ -101,7 +107,7 @@ class Collector:
             self.failure = self.failure or error
             return False
 
-    def _see(self, pointer: Any, ask: bool) -> bool:
+    def _see(self, pointer: GgmlPointer, ask: bool) -> bool:
         """With `ask`, whether the result is wanted; otherwise collects it and returns whether to continue."""
         if not self._open:
             return not ask
@@ -129,7 +135,7 @@ class Collector:
         self.is_cut = self._taken == self._total
         return not self.is_cut  # what follows is the output head, which nobody reads
 
-    def _dense(self, name: str, weight: Any, given: Any) -> None:
+    def _dense(self, name: str, weight: GgmlTensor, given: GgmlPointer) -> None:
         squares = self._squares(given)  # [ne3, ne2, columns]
         outer, inner = weight.ne[3], weight.ne[2]
         found = self._entry(name, outer * inner, squares.shape[-1], n_counts=1)
@@ -138,19 +144,19 @@ class Collector:
         rows = given.contents.ne
         found.counts += rows[1] * rows[2] * rows[3] // (outer * inner)
 
-    def _squares(self, given: Any) -> np.ndarray[Any, Any]:
+    def _squares(self, given: GgmlPointer) -> Array:
         """The sums of squares over the rows; cached, since queries, keys and values share their input."""
         address = ctypes.addressof(given.contents)
         if self._last is not None and self._last[0] == address:
             return self._last[1]
         values = self._values(given, np.float32)
-        sums: np.ndarray[Any, Any] = np.einsum("abij,abij->abj", values, values)
+        sums: Array = np.einsum("abij,abij->abj", values, values)
         if not np.isfinite(sums).all():
             raise EngineError(f"the model computes NaN or infinite activations ({given.contents.name.decode()})")
         self._last = address, sums
         return sums
 
-    def _routed(self, name: str, weight: Any, given: Any, routes: Any) -> None:
+    def _routed(self, name: str, weight: GgmlTensor, given: GgmlPointer, routes: GgmlPointer) -> None:
         ids = self._values(routes, np.int32)[0, 0]  # [tokens, experts used]
         values = self._values(given, np.float32)[0]  # [tokens, 1 or experts used, columns]
         n_experts = weight.ne[2]
@@ -178,7 +184,7 @@ class Collector:
             raise EngineError(f"{name} gets inputs of different sizes: {columns} and {found.squares.shape[1]} values")
         return found
 
-    def _values(self, pointer: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    def _values(self, pointer: GgmlPointer, dtype: type[np.generic]) -> Array:
         """The values of a tensor [ne3, ne2, ne1, ne0], without a copy if they are in host memory."""
         tensor = pointer.contents
         if tensor.type != (_F32 if dtype is np.float32 else _I32):

@@ -6,10 +6,13 @@ import ctypes
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeAlias
 
 from aprfmt.llama.capi import Bitmap, InputText, MediaLibrary
 from aprfmt.llama.engine import MEDIA_MARKER, EngineError, RoomError
+
+Handle: TypeAlias = int | ctypes.c_void_p
+"""A pointer of llama.cpp's, which is only passed on."""
 
 
 class MediaContext:
@@ -23,7 +26,7 @@ class MediaContext:
         use_gpu: whether to compute it on a GPU, if the build supports it.
     """
 
-    def __init__(self, package: str, path: str, model: Any, n_threads: int, *, use_gpu: bool) -> None:
+    def __init__(self, package: str, path: str, model: Handle, n_threads: int, *, use_gpu: bool) -> None:
         self._c = MediaLibrary(package)
         params = self._c.params()
         params.use_gpu, params.n_threads, params.print_timings, params.warmup = use_gpu, n_threads, False, False
@@ -32,7 +35,7 @@ class MediaContext:
         if not self._context:
             raise EngineError(f"mtmd cannot load the tower {path}")
 
-    def feed(self, context: Any, prompt: str, files: Sequence[str], n_batch: int, room: int) -> int:
+    def feed(self, context: Handle, prompt: str, files: Sequence[str], n_batch: int, room: int) -> int:
         """Computes a prompt with a marker per file, in an empty context; returns its number of tokens.
 
         Raises EngineError, also if it has more than `room` tokens.
@@ -54,7 +57,7 @@ class MediaContext:
         return n
 
     @contextmanager
-    def _chunks(self) -> Iterator[Any]:
+    def _chunks(self) -> Iterator[Handle]:
         chunks = self._c.input_chunks_init()
         try:
             yield chunks
@@ -62,8 +65,8 @@ class MediaContext:
             self._c.input_chunks_free(chunks)
 
     @contextmanager
-    def _bitmaps(self, files: Sequence[str]) -> Iterator[list[Any]]:
-        found: list[Any] = []
+    def _bitmaps(self, files: Sequence[str]) -> Iterator[list[Handle]]:
+        found: list[Handle] = []
         try:
             for file in files:
                 found.append(self._read(file))
@@ -72,7 +75,7 @@ class MediaContext:
             for bitmap in found:
                 self._c.bitmap_free(bitmap)
 
-    def _read(self, file: str) -> Any:
+    def _read(self, file: str) -> Handle:
         read: Bitmap = self._c.helper_bitmap_init_from_file(
             self._context, os.fsencode(file), False, self._c.helper_init_opt_default()
         )
@@ -85,7 +88,8 @@ class MediaContext:
         if not self._abilities()[is_sound][1]:
             self._c.bitmap_free(read.bitmap)
             raise EngineError(f"the model's tower does not accept {'audio' if is_sound else 'images'}: {file}")
-        return read.bitmap
+        bitmap: Handle = read.bitmap
+        return bitmap
 
     def _abilities(self) -> tuple[tuple[str, bool], tuple[str, bool]]:
         """Whether the tower accepts images, and whether it accepts audio."""

@@ -11,16 +11,19 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aprfmt.llama.capi import ChatMessage, LlamaBatch, LlamaLibrary, Token
-from aprfmt.llama.engine import POOLINGS, EngineError, LoadRequest, RoomError, Sampling
+from aprfmt.llama.engine import POOLINGS, EngineError, LayerEffects, LoadRequest, RoomError, Sampling, StateSketch
 from aprfmt.llama.importance import ActivationSums, Collector
-from aprfmt.llama.media import MediaContext
+from aprfmt.llama.media import Handle, MediaContext
 from aprfmt.llama.watch import Watcher, sketch
 from aprfmt.types import JsonObject
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _LONGEST_PIECE = 4096
 _LOAD_INTO_MEMORY = 0
@@ -88,7 +91,7 @@ class Session:
         self._past: list[int] = []
         self._seen: _Seen | None = None
 
-    def _options(self, request: LoadRequest) -> Any:
+    def _options(self, request: LoadRequest) -> ctypes.Structure:
         options = self._c.context_params()
         n_ctx = request.n_ctx or self._c.model_n_ctx_train(self._model)
         options.n_ctx = n_ctx
@@ -214,7 +217,7 @@ class Session:
         self._seen = None
         return keep
 
-    def _row(self, index: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _row(self, index: int) -> npt.NDArray[np.float32]:
         """The logits of an output, in memory that llama.cpp's next call overwrites."""
         pointer = self._c.get_logits_ith(self._context, index)
         if not pointer:
@@ -267,7 +270,7 @@ class Session:
         self,
         prompt: str | list[int],
         n_tokens: int,
-        sampling: dict[str, Any] | None = None,
+        sampling: dict[str, float] | None = None,
         stop: Sequence[str] = (),
         reuse: bool = False,
         parse_special: bool = True,
@@ -282,7 +285,7 @@ class Session:
             n_prompt = len(ids)
             self._begin(ids, reuse)
         first = time.perf_counter()
-        sampler = self._sampler(Sampling(**(sampling or {})))
+        sampler = self._sampler(Sampling(**(sampling or {})))  # type: ignore[arg-type]  # JSON of our client
         words = _Words(stop)
         made: list[int] = []
         ended = "length"
@@ -321,7 +324,7 @@ class Session:
             "seconds": last - first,
         }
 
-    def _sampler(self, sampling: Sampling) -> Any:
+    def _sampler(self, sampling: Sampling) -> Handle:
         chain = self._c.sampler_chain()
         if sampling.temperature <= 0:
             links = [self._c.sampler_init_greedy()]
@@ -361,7 +364,7 @@ class Session:
         return [[self._vector(pointer, size) for pointer in some] for some in pointers]
 
     @staticmethod
-    def _vector(pointer: Any, size: int) -> list[float]:
+    def _vector(pointer: ctypes._Pointer[ctypes.c_float], size: int) -> list[float]:
         if not pointer:
             raise EngineError("llama.cpp returned no embedding")
         vector = np.ctypeslib.as_array(pointer, shape=(size,))
@@ -449,7 +452,7 @@ class Session:
 
     # --- weights in memory ---
 
-    def effects(self, ids: list[int]) -> dict[str, Any]:
+    def effects(self, ids: list[int]) -> LayerEffects:
         """Computes ids from an empty context: how far each layer moves its states, and the weights in use."""
         assert self._watcher is not None
         self._forget()
@@ -459,7 +462,7 @@ class Session:
         found = self._watcher.effects()
         return {"effects": [found.get(i) for i in range(max(found, default=-1) + 1)], "weights": self._watcher.names()}
 
-    def states(self, ids: list[int]) -> dict[str, Any]:
+    def states(self, ids: list[int]) -> dict[str, StateSketch]:
         """Computes ids from an empty context: the states after each layer, by `sketch`; "-1": the embeddings."""
         assert self._watcher is not None
         self._forget()

@@ -10,13 +10,18 @@ import ctypes
 import hashlib
 import os
 from ctypes import POINTER, c_bool, c_char_p, c_int32, c_size_t, c_void_p
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aprfmt.llama.capi import EVAL_CALLBACK, LlamaLibrary
-from aprfmt.llama.engine import EngineError, LayoutError
+from aprfmt.llama.engine import EngineError, LayoutError, StateSketch
 from aprfmt.llama.importance import GgmlTensor, plain_name
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from aprfmt.llama.importance import GgmlPointer
 
 _F32 = 0
 _STATES, _EMBEDDED = "l_out-", ("inp_embd", "embd", "inp_scaled", "inp_norm")
@@ -27,7 +32,7 @@ PROBES = 8
 """Numbers that a sketch keeps of each token's hidden state."""
 
 
-def sketch(states: np.ndarray[Any, np.dtype[np.float32]]) -> dict[str, Any]:
+def sketch(states: npt.NDArray[np.float32]) -> StateSketch:
     """Hidden states [tokens, hidden] in little room: a digest of their bytes, and random projections of each.
 
     The projections are onto PROBES fixed vectors of +-1 / sqrt(hidden). The norm of the difference of two sketches is
@@ -57,8 +62,8 @@ class Watcher:
         library.declare("ggml_get_name", c_void_p, [POINTER(GgmlTensor)])
         library.declare("ggml_nbytes", c_size_t, [POINTER(GgmlTensor)])
         library.declare("ggml_backend_buffer_is_host", c_bool, [c_void_p])
-        self._weights: dict[str, Any] = {}
-        self._states: dict[int, np.ndarray[Any, np.dtype[np.float32]]] | None = None
+        self._weights: dict[str, GgmlPointer] = {}
+        self._states: dict[int, npt.NDArray[np.float32]] | None = None
         self.failure: Exception | None = None
         self.callback = EVAL_CALLBACK(self._called)
 
@@ -69,7 +74,7 @@ class Watcher:
             self.failure = self.failure or error
             return not ask
 
-    def _see(self, pointer: Any, ask: bool) -> bool:
+    def _see(self, pointer: GgmlPointer, ask: bool) -> bool:
         tensor = pointer.contents
         if not self._weights and self._c.ggml_get_name(pointer) != ctypes.addressof(tensor) + GgmlTensor.name.offset:
             raise LayoutError("this build of llama.cpp has a different ggml_tensor layout")
@@ -99,7 +104,7 @@ class Watcher:
         """Captures the hidden states of the next graph."""
         self._states = {}
 
-    def states(self) -> dict[int, np.ndarray[Any, np.dtype[np.float32]]]:
+    def states(self) -> dict[int, npt.NDArray[np.float32]]:
         """The hidden states after each layer of the graph since `begin`, [tokens, hidden]; -1: the embeddings.
 
         Raises the callback's exception, if any.

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Generator
 from importlib.metadata import version
 from queue import SimpleQueue
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from aprfmt.llama.engine import ENGINES, EngineError, LayoutError, LoadRequest, RoomError
 from aprfmt.types import Json, JsonObject
@@ -61,7 +61,7 @@ def _load(engines: list[str], request: dict[str, object], stopped: threading.Eve
     raise ImportError("; ".join(reasons))
 
 
-def _result(answer: Any, replies: IO[str]) -> Any:
+def _result(answer: Json | Generator[Json, None, Json], replies: IO[str]) -> Json:
     """The result of a call; what a generator gives before it is sent as it comes."""
     while isinstance(answer, Generator):
         try:

@@ -340,7 +340,7 @@ def is_location(source: object, name: object) -> bool:
 def to_card(
     info: Mapping[str, str], general: Mapping[str, object] | None, *, named_by_folder: bool = False
 ) -> bytes | None:
-    """A README.md with the known fields, None if there are none.
+    """A README.md with the known fields, None without any.
 
     With `named_by_folder`, name, size and location were inferred from the source folder: these alone make no card.
     """

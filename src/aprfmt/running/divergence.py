@@ -29,7 +29,7 @@ from aprfmt.running.imatrix import text_of
 from aprfmt.running.scoring import LogitsReader
 from aprfmt.running.token_chunks import token_chunks, with_bos
 from aprfmt.schema import check_numbers
-from aprfmt.types import PathLike, paths_of
+from aprfmt.types import Array, PathLike, paths_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -272,7 +272,7 @@ def compare(llama: Llama, path: PathLike, *, progress: StartProgress | None = No
             hint="KL divergence needs models with the same tokenizer",
         )
     advance = progress(head.n_ctx * head.n_chunks) if progress is not None else None
-    parts: list[list[Any]] = []
+    parts: list[list[Array]] = []
     with scratch_folder("logits") as folder, storage_errors(path), open(path, "rb") as file:
         file.seek(head.start)
         reader = LogitsReader(folder, llama)
@@ -316,7 +316,7 @@ def packed(logits: Logits) -> Packed:
     return rows
 
 
-def divergences(rows: Packed, logits: Logits, labels: Any) -> list[Any]:
+def divergences(rows: Packed, logits: Logits, labels: Array) -> list[Array]:
     """What `compare` returns, for rows of a logits file and the model's logits [P, V] with the next tokens [P]."""
     import numpy as np
 

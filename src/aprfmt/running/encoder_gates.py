@@ -11,7 +11,8 @@ from aprfmt.running.examined import ModelUnderTest
 from aprfmt.running.findings import GateFinding, SkippedError
 from aprfmt.running.original import NO_ORIGINAL
 from aprfmt.running.qa_text import PAIRS, PROMPTS, UNRELATED
-from aprfmt.tokenizer.encoding import load, tokenizer_json
+from aprfmt.tokenizer.encoding import tokenizer_json
+from aprfmt.tokenizer.fast import load
 
 REPEATED, BATCHED = 1e-4, 2e-3
 """Maximum relative errors: of a text computed twice, and of one computed in a batch."""

@@ -122,7 +122,7 @@ class Scores:
 
 @contextmanager
 def scoring() -> Iterator[None]:
-    """Turns any failure in the block into RunError: without a result there is no score."""
+    """Turns any failure in the block into RunError: without a result, no score."""
     try:
         yield
     except RunError:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any
 
 from aprfmt.canonical.model import embedding_rows
 from aprfmt.errors import RunError
@@ -193,12 +192,13 @@ def _heads(x: ModelUnderTest, names: Sequence[str]) -> list[tuple[str, int, int,
     """What is reordered: (weight, first row, heads, rows per head). Raises SkippedError."""
 
     def per_layer(key: str, layer: int) -> int:
-        value: Any = x.metadata(f"ARCH.attention.{key}")
+        value = x.metadata(f"ARCH.attention.{key}")
         value = value[layer] if isinstance(value, list | tuple) else value
         return value if isinstance(value, int) else 0
 
     found = []
-    width: Any = x.metadata("ARCH.embedding_length")
+    stated = x.metadata("ARCH.embedding_length")
+    width = stated if isinstance(stated, int) else 0
     for name in names:
         part = _PART.fullmatch(name)
         if part is None:
@@ -209,7 +209,7 @@ def _heads(x: ModelUnderTest, names: Sequence[str]) -> list[tuple[str, int, int,
         if not n_q:
             continue
         size = per_layer("key_length", layer) or width // n_q
-        rotated: Any = x.metadata("ARCH.rope.dimension_count") or size
+        rotated = x.metadata("ARCH.rope.dimension_count") or size
         if rotated != size:
             raise SkippedError("partial RoPE", required=False)
         if part[2] in ("q", "qkv"):
@@ -229,7 +229,7 @@ output. For SmolLM2 0.98 and 0.03; with the tokenizer of Qwen 0.62 and 0.83.
 
 
 def _tokenizer(x: ModelUnderTest) -> GateFinding:
-    """A model that predicts its own output well, but not tokenized text, was trained with another tokenizer."""
+    """Fails a model that predicts its own output far better than text: it was trained with another tokenizer."""
     begin = max(0, x.llama.facts.bos)
     same = total = 0
     losses = []

@@ -16,7 +16,7 @@ from aprfmt.llama.engine import MEDIA_MARKER, Sampling
 from aprfmt.running.prepared import Prepared, prepare, prepare_adapter, prepare_tower
 from aprfmt.tokenizer import chat
 from aprfmt.tokenizer.chat import ChatTemplate
-from aprfmt.tokenizer.model import is_unicode
+from aprfmt.tokenizer.data import is_unicode
 from aprfmt.types import PathLike
 
 DEFAULT_CONTEXT = 4096

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aprfmt.llama.client import Llama
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,11 +107,11 @@ class LogitsReader:
         ]
         if not pieces:
             return Scored(np.zeros(0), np.zeros(0, np.bool_))
-        columns: list[tuple[Any, ...]] = [*zip(*pieces, strict=True)]
+        columns = zip(*pieces, strict=True)
         joined: list[Any] = [None if parts[0] is None else np.concatenate(parts) for parts in columns]
         return Scored(*joined)
 
-    def _scores(self, rows: list[Logits], labels: Any) -> Scored:
+    def _scores(self, rows: list[Logits], labels: Array) -> Scored:
         import numpy as np
 
         places = np.flatnonzero(labels >= 0)

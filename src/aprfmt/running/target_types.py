@@ -55,7 +55,8 @@ _ROLES = {
 }
 """Roles by the last word of names of Hugging Face and MLX."""
 _COST, _UNTIED_COST = 4.0, 1.0
-"""The same for other roles, and for a token embedding that is not the output head too."""
+"""Costs of errors in roles that are not listed, and in the token embedding of a model with an output head of its own.
+"""
 
 
 class ConversionPlanner(Protocol):

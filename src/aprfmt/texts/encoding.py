@@ -13,8 +13,8 @@ from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.texts.records import Chat, Document, Marked
 from aprfmt.tokenizer.chat import PrefixError
 from aprfmt.tokenizer.chat_format import template_of
-from aprfmt.tokenizer.encoding import load, tokenizer_json
-from aprfmt.tokenizer.fast import Encoded
+from aprfmt.tokenizer.encoding import tokenizer_json
+from aprfmt.tokenizer.fast import Encoded, load
 from aprfmt.tokenizer.model import Tokenizer
 
 HIDDEN = np.uint32(1 << 31)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from aprfmt.errors import LimitError
 from aprfmt.io.child import Service
@@ -43,6 +43,9 @@ def _service() -> Iterator[Service]:
             _idle.append(own)
 
 
+_T = TypeVar("_T")
+
+
 class ParquetRows:
     """The rows of a file.
 
@@ -66,9 +69,9 @@ class ParquetRows:
         """
         size, given, number = self._path.stat().st_size, 0, 0
         with _service() as service:
-            names, n_rows = self._ask(service, "open", os.path.abspath(self._path))
-            self._ask(service, "columns", self._choose(names))
-            while rows := self._ask(service, "rows"):
+            names, n_rows = self._ask(service, list, "open", os.path.abspath(self._path))
+            self._ask(service, type(None), "columns", self._choose(names))
+            while rows := self._ask(service, list, "rows"):
                 for row in rows:
                     number += 1
                     self.part = min(1.0, number / max(1, n_rows))
@@ -81,6 +84,6 @@ class ParquetRows:
                     )
                     raise LimitError(message, path=self._path, hint="convert it to .jsonl if you trust it")
 
-    def _ask(self, service: Service, call: str, *arguments: object) -> Any:
+    def _ask(self, service: Service, kind: type[_T], call: str, *arguments: object) -> _T:
         task = "reading a row group" if call == "rows" else "reading its schema"
-        return service.value([call, *arguments], task, path=self._path, hint=_HINT)
+        return service.value([call, *arguments], kind, task, path=self._path, hint=_HINT)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -23,11 +23,11 @@ ANSWER_CHARS = 4 << 20
 
 _MOST_ROWS = 256
 _BUFFER_BYTES = 1 << 20
-_open: list[tuple[Any, Iterator[Any]]] = []
+_open: list[tuple[Any, Iterator[str | None]]] = []
 """The open file and its rows."""
 
 
-def _answer(request: Any) -> object:
+def _answer(request: list[object]) -> object:
     """The reply to ["open", path], ["columns", names] or ["rows"]: {"ok": value}, or {"error": [class, message, hint]}.
 
     "open" gives [column names, number of rows]; "rows" the next rows, none at the end; a row of more than
@@ -97,7 +97,7 @@ def _next() -> list[str | None]:
     return found
 
 
-_CALLS: dict[str, Any] = {"open": _start, "columns": _choose, "rows": _next}
+_CALLS: dict[object, Callable[..., object]] = {"open": _start, "columns": _choose, "rows": _next}
 
 
 def _main() -> None:

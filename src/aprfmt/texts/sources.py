@@ -95,7 +95,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _parts(path: Path) -> tuple[str, ...]:
-    """Those of a path; a data set of the hub is one of them."""
+    """The parts of a path; a data set of the hub is a single part."""
     parts = path.parts
     at = next((i for i, part in enumerate(parts) if part.startswith("datasets--")), None)
     return parts if at is None else ("/".join(parts[at].split("--")[1:]), *parts[at + 3 :])

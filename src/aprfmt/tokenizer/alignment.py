@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from aprfmt.errors import RefusedError
-from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprfmt.tokenizer.data import TokenType
+from aprfmt.tokenizer.model import Tokenizer
 
 _ALIGNMENT = 64  # rows; a multiple that suits a GPU's matrix units
 _PAD = re.compile(r"\[PAD(\d+)\]|<\|pad_(\d+)\|>")

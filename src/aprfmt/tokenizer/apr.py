@@ -20,10 +20,9 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from aprfmt.errors import CorruptError, RefusedError
+from aprfmt.tokenizer.data import KvType, TokenType, is_unicode, read_list, read_value
 from aprfmt.tokenizer.ggml import template_key, to_gguf
-from aprfmt.tokenizer.model import KvType, Tokenizer, TokenType, is_unicode, read_list, read_value
-
-__all__ = ["OWN_KEY", "from_metadata", "to_metadata"]
+from aprfmt.tokenizer.model import Tokenizer
 
 _T = TypeVar("_T")
 OWN_KEY = "aprfmt.tokenizer"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 from aprfmt.errors import LimitError
 from aprfmt.io.child import Child, Service
@@ -17,6 +17,7 @@ from aprfmt.types import PathLike
 
 __all__ = ["ChatTemplate", "Message", "PrefixError", "TemplateSyntaxError", "start"]
 
+_T = TypeVar("_T")
 _MOST_BYTES = 8 * MAX_CHAT_CHARS
 """Bytes of an answer: a character takes up to four bytes of UTF-8, a control character six of JSON."""
 
@@ -65,7 +66,7 @@ class ChatTemplate:
             StorageError: no process can be started.
         """
         values = {"add_generation_prompt": add_generation_prompt, "tools": None, "documents": None, **variables}
-        return str(self._ask("render", messages, values=values))
+        return self._ask(str, "render", messages, values=values)
 
     def render_answers(
         self, messages: Sequence[Message], *, first: int = 0, tools: object = None
@@ -85,19 +86,19 @@ class ChatTemplate:
             PrefixError: the text up to a message is not a prefix of the whole text.
             And what `render` raises.
         """
-        text, spans = self._ask("answers", messages, first=first, tools=tools)
+        text, spans = self._ask(list, "answers", messages, first=first, tools=tools)
         return text, [(start, end) for start, end in spans]
 
-    def _ask(self, call: str, messages: Sequence[Message], **arguments: object) -> Any:
+    def _ask(self, kind: type[_T], call: str, messages: Sequence[Message], **arguments: object) -> _T:
         if len(self.source) > MAX_TEMPLATE_CHARS:
             message = f"{self.name} has {len(self.source):,} characters; the limit is {MAX_TEMPLATE_CHARS:,}"
             raise LimitError(message, path=self.path, hint=RAW)
         with _service.lock:
             arguments |= {"template": self._number(), "messages": [*messages]}
-            return self._value([call, arguments])
+            return self._value([call, arguments], kind)
 
-    def _value(self, request: Sequence[object]) -> Any:
-        return _service.value(request, f"rendering {self.name}", path=self.path, hint=RAW)
+    def _value(self, request: Sequence[object], kind: type[_T]) -> _T:
+        return _service.value(request, kind, f"rendering {self.name}", path=self.path, hint=RAW)
 
     def _number(self) -> int:
         """The template's index in the running process."""
@@ -106,6 +107,6 @@ class ChatTemplate:
             if loaded is child:
                 return number
         tokens = {f"{role}_token": text for role, text in self.special.items()}
-        number = int(self._value(["load", {"source": self.source, "name": self.name, "tokens": tokens}]))
+        number = self._value(["load", {"source": self.source, "name": self.name, "tokens": tokens}], int)
         self._loaded[:] = [(child, number)]
         return number

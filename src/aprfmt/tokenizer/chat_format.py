@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from aprfmt.errors import AprError, MissingDependencyError
 from aprfmt.text import plural
 from aprfmt.tokenizer.chat import ChatTemplate
-from aprfmt.tokenizer.model import Tokenizer
+from aprfmt.tokenizer.data import TokenizerData
 
 Message = Mapping[str, str]
 Conversation = Sequence[Message]
@@ -64,7 +64,7 @@ class ChatFormat:
         return out + self.reply
 
 
-def find_format(tokenizer: Tokenizer) -> tuple[ChatFormat | None, str]:
+def find_format(tokenizer: TokenizerData) -> tuple[ChatFormat | None, str]:
     """The format of the tokenizer's chat template; if unknown, the reason, a clause.
 
     Raises MissingDependencyError without jinja2.
@@ -89,7 +89,7 @@ class _Failure(Exception):
     """The template does not render a conversation."""
 
 
-def template_of(tokenizer: Tokenizer) -> ChatTemplate | None:
+def template_of(tokenizer: TokenizerData) -> ChatTemplate | None:
     """The tokenizer's template; None without one, or if it only names one of llama.cpp's."""
     template = tokenizer.chat_template
     if template is None or "{" not in template:
@@ -100,7 +100,7 @@ def template_of(tokenizer: Tokenizer) -> ChatTemplate | None:
 class _Renderer:
     """The tokenizer's template."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
+    def __init__(self, template: ChatTemplate, tokenizer: TokenizerData) -> None:
         self._template = template
         self._bos = ""
         # A BOS that the tokenizer adds is not part of the template; one that begins each message is.
@@ -119,7 +119,7 @@ class _Renderer:
         return text.removeprefix(self._bos)
 
 
-def _text_of(tokenizer: Tokenizer, role: str) -> str:
+def _text_of(tokenizer: TokenizerData, role: str) -> str:
     i = tokenizer.special.get(role)
     return tokenizer.tokens[i] if i is not None and i < len(tokenizer.tokens) else ""
 

@@ -9,20 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from weakref import finalize
 
+from aprfmt.tokenizer.data import TokenizerData
 from aprfmt.tokenizer.fast import FastTokenizer, load
 from aprfmt.tokenizer.hf_write import to_hf_files
-from aprfmt.tokenizer.model import Tokenizer
-
-__all__ = ["TOKENIZER_JSON", "hard_texts", "load", "loaded", "tokenizer_json"]
 
 TOKENIZER_JSON = "tokenizer.json"
 
 
 _loaded: dict[int, FastTokenizer] = {}
-"""Those in use, by the identity of their Tokenizer."""
+"""Loaded tokenizers by the identity of their Tokenizer."""
 
 
-def loaded(tokenizer: Tokenizer) -> FastTokenizer:
+def loaded(tokenizer: TokenizerData) -> FastTokenizer:
     """The tokenizer, loaded once for as long as the value lives. Raises as `load` and `tokenizer_json`."""
     key = id(tokenizer)
     if key not in _loaded:
@@ -31,7 +29,7 @@ def loaded(tokenizer: Tokenizer) -> FastTokenizer:
     return _loaded[key]
 
 
-def tokenizer_json(tokenizer: Tokenizer) -> bytes:
+def tokenizer_json(tokenizer: TokenizerData) -> bytes:
     """Its tokenizer.json; without one, built from its lists. Raises UnsupportedError as to_hf_files."""
     files = to_hf_files(tokenizer)
     if TOKENIZER_JSON not in files:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from aprfmt.errors import AprError, CorruptError, LimitError, MissingDependencyError
 from aprfmt.io.child import Child, Service
@@ -20,7 +20,9 @@ from aprfmt.tokenizer.known import is_known, load_unique
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as _Library
+    from tokenizers.processors import PostProcessor
 
+_T = TypeVar("_T")
 _MEMORY_PER_BYTE = 16
 _MOST_BYTES = 64 << 20
 _REQUEST_CHARS = 1 << 19
@@ -133,23 +135,23 @@ class _Process:
             more={"RAYON_NUM_THREADS": threads, "MALLOC_ARENA_MAX": "1", "RUST_BACKTRACE": "0"},
         )  # fmt: skip
 
-    def ask(self, call: str, *arguments: object) -> Any:
-        """Calls one of _CALLS. Raises AprError."""
+    def ask(self, kind: type[_T], call: str, *arguments: object) -> _T:
+        """The answer of one of _CALLS, of type `kind`. Raises AprError."""
         with self.service.lock:
             if self._failure is not None:
                 raise self._failure
             try:
                 if self.service.start() is not self._loaded:
                     loaded = self.service.start()
-                    self._value(["load", self._text.decode("utf-8", "surrogateescape")])
+                    self._value(["load", self._text.decode("utf-8", "surrogateescape")], type(None))
                     self._loaded = loaded
-                return self._value([call, *arguments])
+                return self._value([call, *arguments], kind)
             except LimitError as failure:
                 self._failure = failure
                 raise
 
-    def _value(self, request: Sequence[object]) -> Any:
-        return self.service.value(request, "running the tokenizer", path=_NAME, hint=_HINT)
+    def _value(self, request: Sequence[object], kind: type[_T]) -> _T:
+        return self.service.value(request, kind, "running the tokenizer", path=_NAME, hint=_HINT)
 
 
 _NAME = "tokenizer.json"
@@ -171,17 +173,17 @@ class _Remote:
 
     def __init__(self, text: bytes) -> None:
         self._process, self._processed = _process_of(text), True
-        self._added: list[int] = self._process.ask("added")
+        self._added: list[int] = self._process.ask(list, "added")
 
     def encode(self, texts: Sequence[str], *, special: bool = False, places: bool = False) -> list[Encoded]:
         found = []
         for some in _portions(texts):
-            answer = self._process.ask("encode", some, special, places, self._processed)
+            answer = self._process.ask(list, "encode", some, special, places, self._processed)
             found += [Encoded(ids, [(start, end) for start, end in ranges]) for ids, ranges in answer]
         return found
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._process.ask("decode", [*ids]))
+        return self._process.ask(str, "decode", [*ids])
 
     def added(self) -> list[int]:
         return self._added
@@ -207,7 +209,7 @@ class _Server:
     """The state of the process."""
 
     tokenizer: _Local
-    post_processor: Any
+    post_processor: PostProcessor | None
 
     def load(self, text: str) -> None:
         self.tokenizer = _Local(text.encode("utf-8", "surrogateescape"))
@@ -223,7 +225,7 @@ class _Server:
     def added(self) -> list[int]:
         return self.tokenizer.added()
 
-    def answer(self, request: Any) -> object:
+    def answer(self, request: list[object]) -> object:
         """The reply to [call, argument, ...]: {"ok": value}, or {"error": [class, message, hint]}."""
         call, *arguments = request
         try:
@@ -234,7 +236,7 @@ class _Server:
             return {"error": [CorruptError.__name__, f"a text is not valid Unicode: {error}", None]}
 
 
-_CALLS: dict[str, Any] = {
+_CALLS: dict[object, Callable[..., object]] = {
     "load": _Server.load, "encode": _Server.encode, "decode": _Server.decode, "added": _Server.added
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 
 from aprfmt.limits import MAX_TOKEN_ID
-from aprfmt.tokenizer.model import KvType, Tokenizer
+from aprfmt.tokenizer.data import KvType, TokenizerData
 from aprfmt.types import Json
 
 FILE_NAME = "generation_config.json"
@@ -32,7 +32,7 @@ def suppressed(generation: bytes | None) -> dict[str, tuple[KvType, object]]:
     return {SUPPRESSED: (("ARRAY", "INT32"), ids)}
 
 
-def to_file(tok: Tokenizer) -> bytes | None:
+def to_file(tok: TokenizerData) -> bytes | None:
     """A generation_config.json with the suppressed tokens and the ids that it overrides; None without any."""
     _, ids = tok.extra.get(SUPPRESSED, ("", None))
     if not isinstance(ids, list):

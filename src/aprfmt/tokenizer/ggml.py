@@ -6,21 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import TypeAlias, TypeVar
 
 from aprfmt.errors import CorruptError, RefusedError, UsageError
-from aprfmt.tokenizer.model import NO_VOCABULARY, KvType, Tokenizer, TokenType, is_unicode, read_list, read_value
-
-__all__ = [
-    "CHARSMAP",
-    "KV",
-    "SPECIAL_KEYS",
-    "TOKEN_TYPE_COUNT",
-    "VOCABULARY_KEYS",
-    "from_gguf",
-    "key_problems",
-    "known_keys",
-    "missing_by_name",
-    "template_key",
-    "to_gguf",
-]
+from aprfmt.tokenizer.data import (
+    CHARSMAP,
+    NO_VOCABULARY,
+    TOKEN_TYPE_COUNT,
+    KvType,
+    TokenType,
+    is_unicode,
+    read_list,
+    read_value,
+)
+from aprfmt.tokenizer.model import Tokenizer
 
 KV: TypeAlias = tuple[str, KvType, object]
 """(key, type name or ("ARRAY", element type name), value): what formats.gguf_write takes, types by name."""
@@ -60,10 +56,6 @@ VOCABULARY_KEYS = frozenset(_PREFIX + key for key in _LIST_KEYS)
 """What `key_problems` looks at."""
 _HOLE_SCORE = -10000.0
 _BYTES = (("ARRAY", "UINT8"), ("ARRAY", "INT8"))
-CHARSMAP = _PREFIX + "precompiled_charsmap"
-"""SentencePiece's compiled normalization, in `Tokenizer.extra`."""
-TOKEN_TYPE_COUNT = _PREFIX + "token_type_count"
-"""Rows of BERT's segment embedding, in `Tokenizer.extra`."""
 
 _WANTED_BY_NAME = {
     "phi-3": ("</s>", "<unk>", "<s>", "<|endoftext|>"),

@@ -15,7 +15,9 @@ from weakref import WeakValueDictionary
 
 from aprfmt.errors import CorruptError, UnsupportedError
 from aprfmt.tokenizer import generation, ranks, rwkv
-from aprfmt.tokenizer.hf_algorithms import read_bpe, read_sentencepiece, read_unigram, read_wordpiece
+from aprfmt.tokenizer.byte_letters import in_letters
+from aprfmt.tokenizer.data import TokenType
+from aprfmt.tokenizer.hf_algorithms import read_bpe, read_rwkv, read_sentencepiece, read_unigram, read_wordpiece
 from aprfmt.tokenizer.hf_documents import (
     Added,
     Document,
@@ -30,7 +32,7 @@ from aprfmt.tokenizer.hf_documents import (
     wordpiece_document,
 )
 from aprfmt.tokenizer.hf_specials import chat_templates, special_ids
-from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import Json
 
 TOKENIZER_FILES = frozenset(
@@ -128,7 +130,7 @@ def _read_files(kept: dict[str, bytes], config: Mapping[str, Json] | None) -> To
     spm = next((name for name in ("tokenizer.model", "spiece.model", *versioned) if name in kept), None)
     world = next(filter(rwkv.is_vocabulary, kept), None)
     if world is not None:
-        tokenizer = rwkv.read_vocabulary(read_text(kept, world), world)
+        tokenizer = read_rwkv(read_text(kept, world), world)
         return _finish(tokenizer, [], Document(world, {}, {}, settings, config or {}, kept), tokenizer.special)
     if "tokenizer.json" in kept:
         parsed, source = read_object(kept, "tokenizer.json"), "tokenizer.json"
@@ -215,24 +217,6 @@ def _finish(
     )
 
 
-# --- files ---
-
-
-# --- added tokens, and the text and type of every id ---
-
-
-# --- BPE ---
-
-
-# --- Unigram ---
-
-
-# --- WordPiece ---
-
-
-# --- SentencePiece ---
-
-
 # --- tiktoken ---
 
 
@@ -254,7 +238,7 @@ def read_tiktoken(document: Document) -> Tokenizer:
     tokenizer_class = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
     family = ranks.family_of(name, tokenizer_class, str(document.config.get("model_type")), len(known))
     n = max(known.values()) + 1
-    vocab = {ranks.in_letters(token): i for token, i in known.items()}
+    vocab = {in_letters(token): i for token, i in known.items()}
     added = read_added({}, settings, vocab, name)
     taken, texts = {token.id for token in added}, {token.content for token in added}
     for i, text in enumerate(family.specials(n) if family is not None else [], n):
@@ -281,9 +265,6 @@ def read_tiktoken(document: Document) -> Tokenizer:
         tokenizer.notes.append(f"special tokens from id {size} on exceed the model's vocabulary and are dropped")
     fixed = {role: ids[text] for role, text in (family.roles if family else ()) if text in ids}
     return _finish(tokenizer, added, document, fixed)
-
-
-# --- special ids and flags ---
 
 
 # --- chat templates ---

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from operator import add, methodcaller
 
 from aprfmt.errors import CorruptError, UnsupportedError
-from aprfmt.tokenizer import pre, sentencepiece
-from aprfmt.tokenizer.ggml import CHARSMAP, TOKEN_TYPE_COUNT
+from aprfmt.tokenizer import pre, rwkv, sentencepiece
+from aprfmt.tokenizer.data import CHARSMAP, TOKEN_TYPE_COUNT, UNDERLINE, KvType, TokenType
 from aprfmt.tokenizer.hf_documents import (
     Added,
     Document,
@@ -24,7 +24,7 @@ from aprfmt.tokenizer.hf_documents import (
     read_object,
     steps_of,
 )
-from aprfmt.tokenizer.model import UNDERLINE, KvType, Tokenizer, TokenType
+from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import Json, JsonObject
 
 ADDED_SCORE = -1000.0
@@ -108,7 +108,7 @@ def _read_merges(merges: Json, texts: set[str], source: str) -> list[str]:
 
 
 def _read_plain_merges(merges: list[Json], texts: set[str]) -> list[str] | None:
-    """The same for valid lists without spaces in tokens: hundreds of thousands at a time."""
+    """Merges of a valid list without spaces in tokens, hundreds of thousands at a time; None for any other list."""
     pairs = [merge for merge in merges if isinstance(merge, list)]
     lines = [merge for merge in merges if isinstance(merge, str)]
     if pairs and set(map(len, pairs)) == {2} and not any(" " in text for text in texts):
@@ -320,3 +320,16 @@ def read_sentencepiece(files: Mapping[str, bytes], path: str, settings: JsonObje
         flags["remove_extra_whitespaces"] = model.remove_extra_whitespaces
         tokenizer.extra |= _charsmap(model.charsmap, path) if model.charsmap else {}
     return tokenizer, added
+
+
+# --- RWKV ---
+
+_RWKV_TURN_END = rwkv.to_escaped(b"\n\n")
+
+
+def read_rwkv(text: str, path: str) -> Tokenizer:
+    """The tokenizer of an RWKV vocabulary file. Raises as `rwkv.read_tokens`."""
+    tokens = rwkv.read_tokens(text, path)
+    types = [int(TokenType.CONTROL)] + [int(TokenType.NORMAL)] * (len(tokens) - 1)
+    special = {"bos": 0, "eos": 0, **({"eot": tokens.index(_RWKV_TURN_END)} if _RWKV_TURN_END in tokens else {})}
+    return Tokenizer("rwkv", tokens, types=types, special=special, n_added=1, chat_template="rwkv-world")

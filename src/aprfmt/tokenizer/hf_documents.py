@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from aprfmt.errors import CorruptError, LimitError, UnsupportedError
 from aprfmt.io.jsonx import check_size
 from aprfmt.limits import MAX_TEXT_FILE_BYTES, MAX_TOKEN_ID, MAX_VOCAB_HOLES
-from aprfmt.tokenizer.model import UNDERLINE, TokenType, is_unicode
+from aprfmt.tokenizer.data import UNDERLINE, TokenType, is_unicode
 from aprfmt.types import Json, JsonObject
 
 _BERT_ROLES = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}

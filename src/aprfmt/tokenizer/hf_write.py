@@ -11,11 +11,8 @@ from typing import TypeAlias
 
 from aprfmt.errors import UnsupportedError
 from aprfmt.tokenizer import generation, rwkv
-from aprfmt.tokenizer.ggml import CHARSMAP
-from aprfmt.tokenizer.model import NAMED_TEMPLATES, UNDERLINE, Tokenizer, TokenType
+from aprfmt.tokenizer.data import CHARSMAP, NAMED_TEMPLATES, UNDERLINE, TokenizerData, TokenType
 from aprfmt.tokenizer.rules import LINES, UNNAMED, PreTokenizerRule, rule
-
-__all__ = ["from_phantom", "to_hf_files"]
 
 Parts: TypeAlias = dict[str, object]
 """normalizer, pre_tokenizer, decoder and model of a tokenizer.json."""
@@ -34,7 +31,7 @@ _ASSUMED: dict[str, tuple[dict[str, int], bool, bool]] = {
 }
 
 
-def to_hf_files(tok: Tokenizer, *, max_length: int | None = None, name: str | None = None) -> dict[str, bytes]:
+def to_hf_files(tok: TokenizerData, *, max_length: int | None = None, name: str | None = None) -> dict[str, bytes]:
     """The tokenizer's files by name: its original ones, else built from its lists.
 
     Built files encode as llama.cpp does with the same tokenizer. Those of a byte-level BPE have NFC normalization if
@@ -72,7 +69,7 @@ def to_hf_files(tok: Tokenizer, *, max_length: int | None = None, name: str | No
     return result
 
 
-def _add_assumed(tok: Tokenizer) -> Tokenizer:
+def _add_assumed(tok: TokenizerData) -> TokenizerData:
     """The tokenizer with llama.cpp's defaults made explicit."""
     known = rule(tok.pre or UNNAMED)
     ids, add_bos, add_eos = _ASSUMED.get(tok.model, ({}, known is not None and known.add_bos, False))
@@ -92,18 +89,18 @@ def _dump(value: object) -> bytes:
     return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace")
 
 
-def _content(tok: Tokenizer, role: str) -> str | None:
+def _content(tok: TokenizerData, role: str) -> str | None:
     i = tok.special.get(role)
     return tok.tokens[i] if i is not None and i < len(tok.tokens) else None
 
 
-def _tokens_and_types(tok: Tokenizer) -> list[tuple[str, int]]:
+def _tokens_and_types(tok: TokenizerData) -> list[tuple[str, int]]:
     """Text and type of each id."""
     types = tok.types or [int(TokenType.NORMAL)] * len(tok.tokens)
     return list(zip(tok.tokens, types, strict=True))
 
 
-def _list_added(tok: Tokenizer, name: str) -> list[dict[str, object]]:
+def _list_added(tok: TokenizerData, name: str) -> list[dict[str, object]]:
     """Entries of added_tokens: every token that is searched for in the text before it is split."""
     swallows = any(word in name.lower() for word in ("phi-3", "phi3"))
     return [
@@ -121,7 +118,7 @@ def _list_added(tok: Tokenizer, name: str) -> list[dict[str, object]]:
     ]
 
 
-def _tokenizer_json(tok: Tokenizer, added: list[dict[str, object]]) -> dict[str, object]:
+def _tokenizer_json(tok: TokenizerData, added: list[dict[str, object]]) -> dict[str, object]:
     parts = _PARTS.get(tok.model, _bpe_parts)(tok)
     decoder = parts["decoder"]
     of_bytes = isinstance(decoder, dict) and decoder["type"] == "ByteLevel"
@@ -139,7 +136,7 @@ def _tokenizer_json(tok: Tokenizer, added: list[dict[str, object]]) -> dict[str,
     }
 
 
-def _bpe_parts(tok: Tokenizer) -> Parts:
+def _bpe_parts(tok: TokenizerData) -> Parts:
     """normalizer, pre_tokenizer, decoder and model of a tokenizer with ranked merges, by its pre-tokenizer's rule."""
     known = rule(tok.pre or UNNAMED)
     if tok.model not in ("gpt2", "whitespace") or known is None:
@@ -155,7 +152,7 @@ def _bpe_parts(tok: Tokenizer) -> Parts:
     return _words_parts(tok, _split(known.splits[0])) if known.letters == "words" else _byte_level_parts(tok, known)
 
 
-def _words_parts(tok: Tokenizer, step: dict[str, object]) -> Parts:
+def _words_parts(tok: TokenizerData, step: dict[str, object]) -> Parts:
     """Merges of the characters of words; a character that is not a token is dropped."""
     vocab = _last_ids(tok)
     lower = tok.model == "whitespace" and tok.flags.get("lowercase", False)
@@ -167,7 +164,7 @@ def _words_parts(tok: Tokenizer, step: dict[str, object]) -> Parts:
     }
 
 
-def _has_bytes(tok: Tokenizer) -> bool:
+def _has_bytes(tok: TokenizerData) -> bool:
     return not _BYTE_TOKENS - set(tok.tokens)
 
 
@@ -175,7 +172,7 @@ def _known_merges(halves: Iterable[tuple[str, str]], vocab: Mapping[str, int]) -
     return [[a, b] for a, b in halves if a in vocab and b in vocab and a + b in vocab]
 
 
-def _byte_level_parts(tok: Tokenizer, known: PreTokenizerRule) -> Parts:
+def _byte_level_parts(tok: TokenizerData, known: PreTokenizerRule) -> Parts:
     # The first of equal texts keeps its id; padding ids are not tokens.
     entries = [(i, text) for i, (text, kind) in enumerate(_tokens_and_types(tok)) if kind != TokenType.UNUSED]
     vocab = dict(sorted({text: i for i, text in reversed(entries)}.items(), key=lambda entry: entry[1]))
@@ -224,7 +221,7 @@ def _split(regex: str) -> dict[str, object]:
     return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
 
 
-def _post_processor(tok: Tokenizer) -> dict[str, object] | None:
+def _post_processor(tok: TokenizerData) -> dict[str, object] | None:
     bos = _content(tok, "bos") if tok.flags["add_bos"] else None
     eos = _content(tok, "eos") if tok.flags["add_eos"] else None
     if bos is None and eos is None:
@@ -243,7 +240,7 @@ def _post_processor(tok: Tokenizer) -> dict[str, object] | None:
     }
 
 
-def _tokenizer_config(tok: Tokenizer, added: list[dict[str, object]], max_length: int | None) -> dict[str, object]:
+def _tokenizer_config(tok: TokenizerData, added: list[dict[str, object]], max_length: int | None) -> dict[str, object]:
     config: dict[str, object] = {
         "add_bos_token": tok.flags["add_bos"],
         "add_eos_token": tok.flags["add_eos"],
@@ -275,7 +272,7 @@ _DECODERS: tuple[dict[str, object], ...] = (
 _STRIP_ONE = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
-def _llama_parts(tok: Tokenizer) -> Parts:
+def _llama_parts(tok: TokenizerData) -> Parts:
     """normalizer, pre_tokenizer, decoder and model of a tokenizer that merges pieces, with byte fallback.
 
     llama.cpp joins the two neighbours whose text has the best score; as ranked merges that is every way to cut a token
@@ -300,8 +297,11 @@ def _llama_parts(tok: Tokenizer) -> Parts:
     }
 
 
-def _pieces_parts(tok: Tokenizer) -> Parts:
-    """The same for ranked merges of pieces, as in Gemma 4. Without all byte tokens, unknown characters are dropped."""
+def _pieces_parts(tok: TokenizerData) -> Parts:
+    """Parts for ranked merges of SentencePiece pieces, as in Gemma 4.
+
+    Without all byte tokens, unknown characters are dropped.
+    """
     vocab = _last_ids(tok)
     unk = tok.tokens[tok.special.get("unk", 0)] if tok.model == "gemma4" else None
     return {
@@ -312,12 +312,12 @@ def _pieces_parts(tok: Tokenizer) -> Parts:
     }
 
 
-def _last_ids(tok: Tokenizer) -> dict[str, int]:
+def _last_ids(tok: TokenizerData) -> dict[str, int]:
     """Ids by text without the pads; of equal texts llama.cpp finds the last."""
     return {text: i for i, (text, kind) in enumerate(_tokens_and_types(tok)) if kind != TokenType.UNUSED}
 
 
-def _merges_of_scores(tok: Tokenizer, vocab: dict[str, int]) -> Iterator[tuple[str, str]]:
+def _merges_of_scores(tok: TokenizerData, vocab: dict[str, int]) -> Iterator[tuple[str, str]]:
     """The merges equivalent to scores, best first; ties by the ids of their halves."""
     scores = tok.scores or [0.0] * len(tok.tokens)
     found = []
@@ -330,7 +330,7 @@ def _merges_of_scores(tok: Tokenizer, vocab: dict[str, int]) -> Iterator[tuple[s
     return ((tok.tokens[left], tok.tokens[right]) for _, _, left, right in found)
 
 
-def _unigram_parts(tok: Tokenizer) -> Parts:
+def _unigram_parts(tok: TokenizerData) -> Parts:
     """normalizer, pre_tokenizer, decoder and model of a Unigram tokenizer.
 
     Raises UnsupportedError without scores, or with one that is not a finite number.
@@ -359,7 +359,7 @@ def _unigram_parts(tok: Tokenizer) -> Parts:
     }
 
 
-def _unigram_normalizers(tok: Tokenizer, prefix: bool) -> list[dict[str, object]]:
+def _unigram_normalizers(tok: TokenizerData, prefix: bool) -> list[dict[str, object]]:
     steps: list[dict[str, object]] = []
     _, charsmap = tok.extra.get(CHARSMAP, ("", None))
     if isinstance(charsmap, bytes):
@@ -387,7 +387,7 @@ def from_phantom(text: str, kind: int) -> str:
     return text[len(UNDERLINE) :] if text.startswith(UNDERLINE) else "##" + text
 
 
-def _wordpiece_parts(tok: Tokenizer) -> Parts:
+def _wordpiece_parts(tok: TokenizerData) -> Parts:
     """normalizer, pre_tokenizer, decoder and model of a WordPiece tokenizer. Raises UnsupportedError without unk."""
     typed = _tokens_and_types(tok)
     vocab = {from_phantom(*entry): i for i, entry in enumerate(typed) if entry[1] != TokenType.UNUSED}
@@ -421,8 +421,8 @@ def _wordpiece_parts(tok: Tokenizer) -> Parts:
 # --- RWKV ---
 
 
-def _rwkv_parts(tok: Tokenizer) -> Parts:
-    """The same for RWKV's tokenizer: WordPiece of bytes, without a prefix, also takes the longest token.
+def _rwkv_parts(tok: TokenizerData) -> Parts:
+    """Parts for RWKV's tokenizer: WordPiece of bytes, without a prefix, also takes the longest token.
 
     Raises UnsupportedError if a byte is not a token.
     """
@@ -448,7 +448,7 @@ def _rwkv_parts(tok: Tokenizer) -> Parts:
     }
 
 
-_PARTS: dict[str, Callable[[Tokenizer], Parts]] = {
+_PARTS: dict[str, Callable[[TokenizerData], Parts]] = {
     "rwkv": _rwkv_parts,
     "llama": _llama_parts,
     "gemma4": _pieces_parts,

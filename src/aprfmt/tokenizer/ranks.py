@@ -20,40 +20,14 @@ from itertools import pairwise
 
 from aprfmt.errors import CorruptError, LimitError
 from aprfmt.limits import MAX_MERGE_WORK, MAX_TOKEN_ID
-from aprfmt.tokenizer.model import Tokenizer, TokenType, is_unicode
+from aprfmt.tokenizer.byte_letters import in_letters
+from aprfmt.tokenizer.data import TokenType, is_unicode
+from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import Json, JsonObject
-
-__all__ = [
-    "BYTE_LETTERS",
-    "OLD_SPECIALS",
-    "Family",
-    "family_of",
-    "in_letters",
-    "looks_like_ranks",
-    "merges_of_ranks",
-    "read_ranks",
-    "read_tekken",
-]
 
 _FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?(\n|\Z)")
 _LONGEST_TOKEN = 1 << 10
 """Maximum bytes of a token: finding its merges takes quadratic time."""
-
-
-def _byte_letters() -> list[str]:
-    own = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in own else next(others)) for byte in range(256)]
-
-
-BYTE_LETTERS = _byte_letters()
-"""The letter of each byte in the texts of byte-level BPE tokens."""
-_LETTERS = dict(enumerate(BYTE_LETTERS))
-
-
-def in_letters(token: bytes) -> str:
-    """A token's bytes in BYTE_LETTERS."""
-    return token.decode("latin-1").translate(_LETTERS)
 
 
 @dataclass(frozen=True, slots=True)

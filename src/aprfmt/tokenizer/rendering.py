@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from aprfmt.errors import AprError, LimitError, MissingDependencyError, RefusedError, UnsupportedError
 from aprfmt.io.serving import serve
@@ -258,9 +258,10 @@ _templates: list[Template] = []
 """Templates received so far, which requests reference by index."""
 
 
-def _answer(request: Any) -> object:
+def _answer(request: list[object]) -> object:
     """The reply to [call, arguments]: {"ok": value}, or {"error": [class, message, hint]}."""
     call, arguments = request
+    assert isinstance(arguments, dict)
     try:
         return {"ok": _CALLS[call](**arguments)}
     except AprError as error:
@@ -280,7 +281,7 @@ def _answers(template: int, messages: list[Message], first: int, tools: object) 
     return _templates[template].answers(messages, first, tools)
 
 
-_CALLS: dict[str, Any] = {"load": _load, "render": _render, "answers": _answers}
+_CALLS: dict[object, Callable[..., object]] = {"load": _load, "render": _render, "answers": _answers}
 
 
 def _main() -> None:

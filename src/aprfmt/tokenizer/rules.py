@@ -6,18 +6,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "IGNORE_MERGES",
-    "LINES",
-    "NAMES",
-    "RULES",
-    "SUFFIX",
-    "SUFFIX_BY_CLASSES",
-    "UNNAMED",
-    "PreTokenizerRule",
-    "rule",
-]
-
 UNNAMED = "default"
 """llama.cpp's default rule for a byte-level BPE."""
 

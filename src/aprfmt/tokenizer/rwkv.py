@@ -12,16 +12,13 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from aprfmt.errors import CorruptError
-from aprfmt.tokenizer.model import Tokenizer, TokenType
-from aprfmt.tokenizer.ranks import BYTE_LETTERS, in_letters
-
-__all__ = ["FILE_NAME", "from_escaped", "is_vocabulary", "read_vocabulary", "splits", "to_escaped", "to_vocabulary"]
+from aprfmt.tokenizer.byte_letters import BYTE_LETTERS, in_letters
+from aprfmt.tokenizer.data import TokenizerData, TokenType
 
 FILE_NAME = "rwkv_vocab_v20230424.txt"
 """The name that other programs look for."""
 END_OF_TEXT = "<s>"
 """The token of id 0, which the file does not list."""
-_TURN_END = b"\n\n"
 _LONGEST_LINE = 1 << 12
 _LINE = re.compile(r"(\d{1,8}) (b?(?:'.*'|\".*\")) (\d{1,5})", re.DOTALL)
 _ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(.))", re.DOTALL)
@@ -33,21 +30,15 @@ def is_vocabulary(name: str) -> bool:
     return name.startswith("rwkv_vocab") and name.endswith(".txt")
 
 
-def read_vocabulary(text: str, path: str) -> Tokenizer:
-    """The tokenizer of a vocabulary file.
-
-    Raises CorruptError for a line of another form.
-    """
+def read_tokens(text: str, path: str) -> list[str]:
+    """The tokens of a vocabulary file by id, as a GGUF spells them. Raises CorruptError for a malformed line."""
     tokens = [END_OF_TEXT]
     lines = text.split("\n")
     for n, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
         tokens.append(to_escaped(_token(line.removesuffix("\r"), n, path)))
     if len(set(tokens)) < len(tokens):
         raise CorruptError("duplicate token", path=path)
-    end = to_escaped(_TURN_END)
-    types = [int(TokenType.CONTROL)] + [int(TokenType.NORMAL)] * (len(tokens) - 1)
-    special = {"bos": 0, "eos": 0, **({"eot": tokens.index(end)} if end in tokens else {})}
-    return Tokenizer("rwkv", tokens, types=types, special=special, n_added=1, chat_template="rwkv-world")
+    return tokens
 
 
 def _token(line: str, n: int, path: str) -> bytes:
@@ -75,14 +66,14 @@ def from_escaped(text: str) -> bytes:
     return _ESCAPE.sub(lambda m: bytes.fromhex(m[1].decode()) if m[1] else _NAMED.get(m[2], m[2]), data)
 
 
-def _entries(tok: Tokenizer) -> list[tuple[int, str]]:
+def _entries(tok: TokenizerData) -> list[tuple[int, str]]:
     """Ids and texts without the pads."""
     types = tok.types or [int(TokenType.NORMAL)] * len(tok.tokens)
     found = enumerate(zip(tok.tokens, types, strict=True))
     return [(i, text) for i, (text, kind) in found if kind != TokenType.UNUSED]
 
 
-def to_vocabulary(tok: Tokenizer) -> str | None:
+def to_vocabulary(tok: TokenizerData) -> str | None:
     """The vocabulary file, without id 0 and the pads; None unless the other ids count from 1."""
     lines = []
     for n, (i, text) in enumerate(_entries(tok)):
@@ -122,7 +113,7 @@ def _class_of(char: str) -> str:
     return kinds.get(char) or ("L" if char.isalpha() else "N" if char.isdigit() else "P" if char.isprintable() else "C")
 
 
-def word_pieces(tok: Tokenizer) -> Mapping[str, int]:
+def word_pieces(tok: TokenizerData) -> Mapping[str, int]:
     """Ids by text in byte letters, without pads; of equal tokens llama.cpp finds the last."""
     return {in_letters(from_escaped(text)): i for i, text in _entries(tok)}
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from aprfmt.errors import CorruptError, LimitError, TruncatedError
 from aprfmt.limits import MAX_TEXT_FILE_BYTES, MAX_TOKEN_ID
 
-__all__ = ["BPE", "UNIGRAM", "SentencePiece", "VocabularyPiece", "read"]
-
 UNIGRAM = 1
 BPE = 2
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5

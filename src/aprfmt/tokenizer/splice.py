@@ -26,8 +26,6 @@ from aprfmt.tokenizer.hf_write import from_phantom
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import Json
 
-__all__ = ["join", "split"]
-
 _T = TypeVar("_T")
 Piece: TypeAlias = str | Mapping[str, object]
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from aprfmt.errors import AprError, MissingDependencyError, RefusedError
 from aprfmt.tokenizer.chat import ChatTemplate, Message
 from aprfmt.tokenizer.chat_format import template_of
-from aprfmt.tokenizer.model import NAMED_TEMPLATES, Tokenizer
+from aprfmt.tokenizer.data import NAMED_TEMPLATES
+from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import PathLike
 
 _QUESTION, _ANSWER, _MORE = "What is the capital of France?", "Paris.", "And of Italy?"

@@ -1,4 +1,4 @@
-"""The pairs of a LoRA student as files: a PEFT folder, and a GGUF adapter for llama.cpp."""
+"""Writes the adapters of a LoRA student: a PEFT folder, and a GGUF adapter for llama.cpp."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FOLDER, GGUF = "adapter", "adapter.gguf"
 
 
 def save_adapter(folder: Path, shape: Shape, spec: LoraSpec, masters: Mapping[str, Tensor], base: str) -> list[Path]:
-    """Writes `adapter/` and `adapter.gguf` into a run's folder; gives their paths.
+    """Writes `adapter/` and `adapter.gguf` into a run's folder; returns their paths.
 
     Args:
         folder: of the run.
         shape, spec: of the student.
         masters: float32 pairs by parameter name, on the CPU.
-        base: the file or folder of the base; the adapter has its name, not its path.
+        base: file or folder of the base model; only its name is stored.
 
     Raises AprError.
     """

@@ -282,15 +282,15 @@ def files_by_step(folder: Path) -> dict[int, list[Path]]:
 
 
 def prune(
-    folder: Path, keep: int, left: Collection[int] = (), stays: Callable[[int], bool] = lambda step: False
+    folder: Path, keep: int, left: Collection[int] = (), also_keep: Callable[[int], bool] = lambda step: False
 ) -> list[Path]:
-    """Removes all checkpoints except the latest `keep`, the best, and steps that `stays` accepts.
+    """Removes all checkpoints except the latest `keep`, the best, and steps that `also_keep` accepts.
 
     The steps `left`, of a line that the run did not continue, are always removed. Returns the removed ones.
     """
     found, latest, best = files_by_step(folder), read_pointer(folder, LATEST), read_pointer(folder, BEST)
     own = [step for step in found if step not in left]
-    kept = {*own[-keep:], best, latest, *filter(stays, own)}
+    kept = {*own[-keep:], best, latest, *filter(also_keep, own)}
     removed = [path for step, paths in found.items() if step not in kept for path in paths]
     for path in removed:
         path.unlink(missing_ok=True)
@@ -354,7 +354,7 @@ class Saver:
         failed: number of periodic saves that were given up.
         saved: steps of the written checkpoints.
         left: steps of checkpoints that a resumed run abandons; removed once it has one of its own.
-        stays: whether to keep the checkpoint of a step in addition to the latest and the best.
+        also_keep: whether to keep the checkpoint of a step in addition to the latest and the best.
     """
 
     folder: Path
@@ -365,7 +365,7 @@ class Saver:
     failed: int = 0
     saved: list[int] = field(default_factory=list)
     left: set[int] = field(default_factory=set)
-    stays: Callable[[int], bool] = lambda step: False
+    also_keep: Callable[[int], bool] = lambda step: False
     _thread: threading.Thread | None = None
 
     def trial_save(self, snapshot: Snapshot) -> None:
@@ -423,7 +423,7 @@ class Saver:
             write_pointer(self.folder, BEST, snapshot.step)
         try:
             self.left.discard(snapshot.step)
-            prune(self.folder, self.keep, self.left, self.stays)
+            prune(self.folder, self.keep, self.left, self.also_keep)
         except (AprError, OSError) as error:  # this one is saved; the next one retries
             self.tell(f"old checkpoints could not be removed: {error}")
         if snapshot.step not in self.saved:

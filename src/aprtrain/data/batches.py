@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -21,24 +22,25 @@ from aprfmt.errors import RefusedError, UsageError
 from aprfmt.texts.sequences import IGNORED, Windows
 from aprfmt.texts.shards import Corpus
 from aprtrain.network.attention import Documents
+from aprtrain.world import copy_to
 
-_NEARLY_ALL = 7 / 8  # labels: a smaller number is gathered
+_NEARLY_ALL = 7 / 8  # of the labels: fewer are gathered
 _ROUNDS = 6
 _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one step, on the CPU until `to`.
+    """The rows of one step, on the CPU until `to`.
 
     Attributes:
         tokens_NT: token ids, int64.
         labels_NT: the next ids, int64; -100 is ignored.
-        documents: the pieces of documents in the rows; None when every row is a piece of one document.
+        documents: the documents in the rows; None if every row is part of one document.
         index: number of windows taken before this step: the cursor that reproduces the batch.
-        windows: number of each row's window; -1 for rows that only fill the last batch of the data.
+        windows: number of each row's window; -1 for rows that fill up the last batch of the data.
         n_valid: number of unmasked labels of the whole step, over all processes and micro-batches.
-        kept_P: int64 places of the labels that count in the flattened rows; None where nearly all do.
+        kept_P: int64 indices of the unmasked labels in the flattened rows; None if nearly all are unmasked.
     """
 
     tokens_NT: Tensor
@@ -50,12 +52,9 @@ class Batch:
     kept_P: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same on a device; copies to a GPU from pinned memory are asynchronous."""
+        """Moves the batch to a device; copies to a GPU from pinned memory are asynchronous."""
         device = torch.device(device)
-
-        def moved(x: Tensor) -> Tensor:
-            return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
-
+        moved = partial(copy_to, device=device)
         documents = self.documents
         if documents is not None:
             documents = Documents(moved(documents.cu_seqlens), documents.max_len)
@@ -75,7 +74,7 @@ class Share:
 
 
 def shares_of(corpus: Corpus, windows: Windows) -> list[Share]:
-    """The sources of the training part by their windows. Raises RefusedError for a source with less than a window."""
+    """The sources of the training data with their windows. Raises RefusedError for a source that fills no window."""
     found = []
     for source, (first, last) in zip(corpus.header.get("sources", []), pairwise(windows.sources), strict=False):
         check_source(source["name"], source["tokens"], windows.seq_len)
@@ -85,23 +84,25 @@ def shares_of(corpus: Corpus, windows: Windows) -> list[Share]:
 
 @dataclass
 class Batches:
-    """Iterator over steps: each one is the list of this process's micro-batches.
+    """Iterates over steps: each one is the list of this process's micro-batches.
 
     Attributes:
-        windows: what is trained on.
+        windows: the training data.
         sequences_per_step: rows of the global batch.
-        windows_per_micro: most rows of a micro-batch.
+        windows_per_micro: maximum number of rows per micro-batch.
         seed: of the order.
-        rank, world: this process and how many there are.
-        shares: the sources of a mixture; a place in the order is of one of them whatever the step and the process.
-        epochs: how often every window is seen, of a mixture those of the source that is used up first; None repeats
-            without end.
-        cursor: windows taken so far by the whole run; pass it in to continue from there.
-        log: takes a line at the beginning of each epoch.
-        n_steps: steps from the first window to the end of the data, None when they are repeated without end.
+        rank, world: rank of this process, and number of processes.
+        shares: the sources of a mixture; each position of the order belongs to one of them, for any batch size and
+            number
+            of processes.
+        epochs: number of passes over the data, for a mixture over the source that is used up first; None: repeat
+            indefinitely.
+        cursor: windows taken so far by the whole run; pass it in to resume.
+        log: called with a line at the start of each epoch.
+        n_steps: number of steps until the data ends; None if it repeats indefinitely.
 
     Raises:
-        UsageError: a step that the processes cannot share evenly.
+        UsageError: the processes cannot share a step evenly.
     """
 
     windows: Windows
@@ -139,7 +140,7 @@ class Batches:
             )
 
     def ends_epochs(self, step: int, each: int | None) -> bool:
-        """Whether update `step` (the first is 1) completes another `each` passes over the data."""
+        """Whether update `step` (from 1) completes another `each` passes over the data."""
         n = (self._end // self.epochs if self._end and self.epochs else len(self.windows)) * (each or 0)
         return n > 0 and step > 0 and step * self.sequences_per_step // n > (step - 1) * self.sequences_per_step // n
 
@@ -172,14 +173,14 @@ class Batches:
         return [self._window(i) if end is None or i < end else -1 for i in places]
 
     def _window(self, place: int) -> int:
-        """The window index at a position in the order of the whole run."""
+        """Index of the window at a position in the order of the whole run."""
         before, after = self._taken(place), self._taken(place + 1)
         number = next(k for k, n in enumerate(before) if after[k] > n)
         share, taken = self.shares[number], before[number]
         return share.first + shuffle_index(taken % share.n, share.n, self.seed + number, taken // share.n)
 
     def _taken(self, places: int) -> list[int]:
-        """How many of the first positions belong to each source: always within one of its weight."""
+        """How many of the first positions belong to each source: within one of its exact share."""
         found, rest = [], Fraction(1)
         for share in self.shares[:-1]:
             part = share.weight / rest
@@ -198,7 +199,7 @@ class Batches:
 
 
 def check_source(name: str, n_tokens: int, seq_len: int) -> None:
-    """Refuses a source of a mixture that cannot fill a window of its own."""
+    """Raises RefusedError for a source of a mixture that cannot fill a window."""
     if n_tokens < seq_len:
         raise RefusedError(
             f"{name} has {n_tokens} tokens, fewer than a sequence of {seq_len}",

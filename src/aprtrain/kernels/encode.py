@@ -1,10 +1,10 @@
-"""Float32 weights to GGML blocks and back, on the device of the weights, for quantization-aware training.
+"""Encodes float32 weights as GGML blocks and decodes them, on the weights' device, for quantization-aware training.
 
 `encode` gives the bytes of aprfmt's codec (`codecs.ggml.encode`, llama.cpp's ggml-quants.c), and `round_trip` the
-values that those bytes decode to. On CUDA one Triton kernel a type does it; elsewhere the same arithmetic in torch.
-Each operation is rounded to float32 by itself: a fused multiply-add would give other codes.
+values that those bytes decode to. On CUDA each type has a Triton kernel; elsewhere torch does the same arithmetic.
+Each operation is rounded to float32: a fused multiply-add would give other codes.
 
-Shape suffixes: P values in order, B blocks (or the groups of a block that have a scale each), E values of one, C bytes.
+Shape suffixes: P values in order, B blocks (or groups with a scale each), E values of one, C bytes.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from aprfmt.errors import UsageError
 from aprtrain.features import current, importable
 
 ENCODED = ("Q4_0", "Q8_0", "NVFP4", "MXFP4")
-"""The types that are encoded on the device."""
+"""Types that are encoded on the device."""
 
 _PIECE = 1 << 20
-"""Values at a time in torch, which makes a dozen temporary tensors of as many."""
+"""Values per chunk in torch, which allocates a dozen temporary tensors of that size."""
 
 _BELOW_HALF = 0.49999997
 """The largest float32 below 0.5: added before truncation, it rounds halves away from zero, and only them."""
 
 _E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
-"""Twice the values of a float of 2 bits of exponent and 1 of mantissa."""
+"""Twice the values of E2M1 floats."""
 
 
 class EncodedBlocks(NamedTuple):
-    """Blocks of one type.
+    """Encoded blocks of one type.
 
     Attributes:
         scale_BC: the stored bytes of the scale, uint8.
         codes_BC: the stored bytes of the codes, uint8.
-        values_BE: what they decode to, float32.
+        values_BE: the decoded values, float32.
     """
 
     scale_BC: Tensor
@@ -47,7 +47,7 @@ class EncodedBlocks(NamedTuple):
 
 
 def encode(dtype: str, values_P: Tensor) -> Tensor:
-    """Finite float32 values, whole blocks of `dtype` (one of ENCODED), as its bytes: uint8 on the same device."""
+    """Encodes finite float32 values as blocks of `dtype` (one of ENCODED): uint8 on the same device."""
     row = _check(dtype, values_P)
     out = values_P.new_empty(values_P.numel() // row.block * row.block_bytes, dtype=torch.uint8)
     if uses_triton(values_P.device):
@@ -67,7 +67,7 @@ def encode(dtype: str, values_P: Tensor) -> Tensor:
 
 
 def round_trip(dtype: str, values_P: Tensor, out_P: Tensor) -> None:
-    """Fills `out_P`, float32 or bfloat16, with what `encode` of `values_P` decodes to; never waits for a GPU."""
+    """Fills `out_P`, float32 or bfloat16, with the values decoded from `encode(values_P)`; never waits for a GPU."""
     _check(dtype, values_P)
     if out_P.shape != values_P.shape or not out_P.is_contiguous():
         raise UsageError(f"{list(values_P.shape)} values need a contiguous target, not {list(out_P.shape)}")
@@ -82,7 +82,7 @@ def round_trip(dtype: str, values_P: Tensor, out_P: Tensor) -> None:
 
 
 def uses_triton(device: torch.device) -> bool:
-    """Whether the kernels encode on `device`; notes what does."""
+    """Whether Triton kernels encode on `device`; records the choice."""
     fused = device.type == "cuda" and current().check("triton", importable("triton"))
     current().use("quantization", "Triton" if fused else "torch")
     return fused
@@ -112,7 +112,7 @@ def _nibbles(codes_BE: Tensor) -> Tensor:
 
 
 def _inverse(scale_B1: Tensor) -> Tensor:
-    """1 / scale; infinite where the scale is too small, 0 where it is 0."""
+    """1 / scale; 0 for a scale of 0, infinite for one that is too small."""
     return torch.where(scale_B1 == 0, 0, 1 / scale_B1)
 
 
@@ -171,7 +171,7 @@ def _nvfp4(x_BE: Tensor) -> EncodedBlocks:
 
 
 def _mxfp4(x_BE: Tensor) -> EncodedBlocks:
-    """Groups of 32 under a power of two, that of the largest value less two; its logarithm is rounded to float32."""
+    """Groups of 32 under a power of two, a quarter of that of the largest value; log2 is rounded to float32."""
     most_B1 = x_BE.abs().amax(1, keepdim=True)
     power_B1 = most_B1.double().log2_().float().floor_().clamp_(min=-149).to(torch.int32) + 125
     code_B1 = power_B1.where(most_B1 > 0, 0) & 255  # wraps below 2^-125, as in C

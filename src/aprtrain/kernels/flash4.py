@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from aprtrain.kernels.context import GradientContext
+
 
 @cache
-def _interface() -> Any:
+def _interface() -> ModuleType:
     """The package's functions, with warnings of its kernel compiler suppressed."""
     from flash_attn.cute import interface
 
     warnings.filterwarnings("ignore", ".*cannot be converted to a JitArgument", UserWarning)
-    return interface
+    module: ModuleType = interface
+    return module
 
 
-def _options(ends: Tensor | None, longest: int, window: int, scale: float) -> dict[str, Any]:
+def _options(ends: Tensor | None, longest: int, window: int, scale: float) -> dict[str, object]:
     bounds = {"window_size_left": window - 1, "window_size_right": 0} if window else {}
     named = {"cu_seqlens": ends, "max_seqlen": longest} if ends is not None else {}
     lengths = {f"{name}_{x}": value for x in "qk" for name, value in named.items()}
@@ -73,12 +77,18 @@ def _(
     return dq, dk, dv
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+class _Flash4Context(GradientContext, Protocol):
+    longest: int
+    window: int
+    scale: float
+
+
+def _keep(ctx: _Flash4Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.longest, ctx.window, ctx.scale = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
-def _slopes(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _slopes(ctx: _Flash4Context, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, ends, out, sums = ctx.saved_tensors
     return (*_backward(grad, q, k, v, out, sums, ends, ctx.longest, ctx.window, ctx.scale), None, None, None, None)
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from aprtrain.features import Verdict, importable
+from aprtrain.kernels.context import GradientContext
 from aprtrain.kernels.cross_check import agree
 
 _HAS_TRITON = bool(importable("triton"))
@@ -37,13 +38,13 @@ def silu_gated(both: Tensor) -> Tensor:
 
 class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, both: Tensor) -> Tensor:
+    def forward(ctx: GradientContext, both: Tensor) -> Tensor:
         ctx.save_for_backward(both)
         gate, up = both.chunk(2, dim=-1)
         return functional.silu(gate) * up
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: GradientContext, grad: Tensor) -> Tensor:
         (both,) = ctx.saved_tensors
         found: Tensor = slope(grad, both)
         return found
@@ -88,13 +89,13 @@ def feed_forward(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
 
 class _FeedForward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_SD: Tensor, gate_up: Tensor, down_DF: Tensor) -> Tensor:
+    def forward(ctx: GradientContext, x_SD: Tensor, gate_up: Tensor, down_DF: Tensor) -> Tensor:
         h_SF, both = _product(x_SD, gate_up, keep=True)
         ctx.save_for_backward(x_SD, gate_up, down_DF, both)
         return functional.linear(h_SF, down_DF)
 
     @staticmethod
-    def backward(ctx: Any, grad_SD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: GradientContext, grad_SD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x_SD, gate_up, down_DF, both = ctx.saved_tensors
         slopes, h_SF = _slopes(grad_SD, down_DF, both)
         in_turn = gate_up.view(2, -1, x_SD.shape[1]).transpose(0, 1).flatten(0, 1)
@@ -132,7 +133,7 @@ def _slopes(grad_SD: Tensor, down_DF: Tensor, both: Tensor) -> tuple[Tensor, Ten
 
 
 @cache
-def _tiles() -> Any:
+def _tiles() -> object:
     """The fastest tiles measured on an H200, by a quarter over the package's own choice."""
     from quack.gemm_config import GemmConfig
 

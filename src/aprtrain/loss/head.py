@@ -1,15 +1,15 @@
-"""The output heads of teacher and student with the loss on top, in chunks: the logits of a batch never exist at once.
+"""The loss of teacher and student with their output heads, computed in chunks so that a batch's logits never exist at
+once.
 
-For each chunk of positions: two products give the logits of both models, `objective` (or its fused kernel on CUDA)
-turns them into loss terms and the gradient, two more products bring the gradient to the hidden states and add it to
-that of the head. So the gradient is formed in the forward pass, and nothing is kept or computed again for the
-backward one. Extra memory depends on the chunk, not on the batch (`head_bytes`).
+For each chunk of positions, two matrix products give the logits of both models; `objective` (or its fused kernel on
+CUDA) turns them into loss terms and gradients; two more products compute the gradients of hidden states and head. The
+forward pass thus computes all gradients, and the backward pass stores and recomputes nothing. Extra memory depends on
+the chunk, not on the batch (`head_bytes`).
 
-On CUDA with bfloat16 models, logits are stored as float16: final hidden states and head weights convert without
-loss in the normal range, and the steps of a float16 logit are 8 times finer than bfloat16's. They are stored divided
-by 16, so that they overflow beyond a million only; an overflow gives a loss of NaN. The gradient is bfloat16 and
-takes the place of the student's logits. All other cases run in plain torch in the type of the inputs, at least
-float32.
+On CUDA with bfloat16 models, logits are stored in float16: final hidden states and head weights convert without loss
+in the normal range, and float16 logits are 8 times finer than bfloat16 ones. They are stored divided by 16, so that
+only logits beyond a million overflow; an overflow makes the loss NaN. The gradient is bfloat16 and reuses the memory
+of the student's logits. Everything else runs in plain torch in the dtype of the inputs, at least float32.
 
 Shape suffixes: N positions, C of a chunk, D and E width of student and teacher, V rows of the student's head, R of
 the teacher's, S and P columns of their buffers (V and R rounded up to 64).
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from torch import Tensor
 from aprfmt.errors import UsageError
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.features import Verdict, current, importable
+from aprtrain.kernels.context import GradientContext
 from aprtrain.loss.objective import Objective, dense
 from aprtrain.loss.topk import CELLS, TopK, sparse
 from aprtrain.network.decoder import soft_cap
@@ -36,21 +37,21 @@ _SHRINK = 1 / 16
 
 
 class Softcaps(NamedTuple):
-    """c of the c tanh(z / c) that bounds the logits of each model; 0 for none."""
+    """Logit softcap of each model: logits are c tanh(z / c); 0: none."""
 
     student: float = 0.0
     teacher: float = 0.0
 
 
 class HeadOut(NamedTuple):
-    """Scalars on the device, float32 (float64 for float64 inputs); sums run over the valid positions of this batch.
+    """Scalars on the device, float32 (float64 for float64 inputs); sums are over the labelled positions of this batch.
 
     Attributes:
         loss: this batch's share of the objective's mean over n_valid positions; carries the gradient.
         ce_sum: cross entropies in nats.
         kl_sum: the objective's divergence at its temperature, without T^2.
         kl1_sum: KL(teacher, student) at temperature 1.
-        agree: positions at which some id is the top one of both.
+        agree: positions at which both models have the same top-1 token (or share one of equally likely ones).
         teacher_entropy_sum: the teacher's entropy at temperature 1.
     """
 
@@ -64,7 +65,7 @@ class HeadOut(NamedTuple):
 
 @dataclass(frozen=True)
 class _Job:
-    """What does not depend on the chunk, beside the tensors that autograd follows; see `distill_head`."""
+    """The arguments of `distill_head` that do not depend on the chunk and that autograd does not track."""
 
     t_NE: Tensor | None
     wt_RE: Tensor | None
@@ -81,7 +82,7 @@ class _Job:
 
 
 _Terms = Callable[[slice], Tensor]
-"""Fills the terms [5, N] of some rows and gives the gradient of the mean loss with respect to their logits."""
+"""Fills the terms [5, N] of the given rows; returns the gradient of the mean loss with respect to their logits."""
 
 
 def distill_head(
@@ -100,33 +101,34 @@ def distill_head(
     grad_w: Tensor | None = None,
     top: TopK | None = None,
 ) -> HeadOut:
-    """The distillation loss of a batch of positions, its parts, and its gradient; never waits for the device.
+    """Computes the distillation loss of a batch, its parts and its gradient; never waits for the device.
 
     Args:
         x_ND: the student's final hidden states.
-        w_VD: the student's head, same type as x_ND. Where it does not require a gradient, none is computed.
-        t_NE: the teacher's final hidden states; None where the KD weight is 0.
-        wt_RE: the teacher's head, at least its first n_real rows. On CUDA best as `logit_weight` gives it, since a
-            copy is made otherwise. Rows from n_real on have no influence.
-        labels_N: int64 ids, IGNORED (-100) where a position does not count.
-        objective: what is minimised.
-        vocabulary: the ids that both share; None without a teacher.
-        n_valid: positions that count in the whole global batch, all micro-batches and ranks taken together.
-        chunk: positions whose logits are held at a time.
-        logits: storage of logits by the CUDA kernel.
-        softcaps: bounds of the logits.
-        grad_w: [V, D] float32 (float64 for float64 inputs), to which the gradient of w_VD is added at once; w_VD gets
-            none through autograd then. The gradient that arrives at the loss must be 1, any other makes that of x_ND
-            NaN: scale with n_valid and the objective.
-        top: what is known of a teacher that is not there, in place of t_NE, wt_RE and the vocabulary; see `topk`. The
-            logits are float32 then, and a chunk is at most topk.CELLS of them.
+        w_VD: the student's head, in the dtype of x_ND. No gradient is computed unless it requires one.
+        t_NE: the teacher's final hidden states; None with a KD weight of 0.
+        wt_RE: the teacher's head, at least its first n_real rows; later rows are ignored. On CUDA pass the result of
+            `logit_weight`, or it is copied.
+        labels_N: int64 ids; IGNORED (-100) excludes a position.
+        objective: the loss to minimise.
+        vocabulary: the ids that both models share; None without a teacher.
+        n_valid: number of labelled positions of the global batch, over all micro-batches and ranks.
+        chunk: maximum number of positions per chunk.
+        logits: dtype of the logits in the CUDA kernel.
+        softcaps: logit softcaps of the models.
+        grad_w: [V, D] float32 (float64 for float64 inputs) to which the gradient of w_VD is added directly; autograd
+            then
+            gives w_VD none. The incoming gradient of the loss must be 1, or the gradient of x_ND is NaN: scale with
+            n_valid and the objective instead.
+        top: saved top-k log-probabilities that replace t_NE, wt_RE and the vocabulary; see `topk`. Logits are then
+            float32, at most topk.CELLS per chunk.
 
     Returns:
-        The loss and the sums, see HeadOut. Without gradients enabled, only values are computed.
+        The loss and the sums, see HeadOut. With gradients disabled, only values are computed.
 
     Raises:
-        UsageError: shapes, types or devices that do not fit, n_valid or chunk below 1, a missing teacher, a label
-            beyond the student's rows (on the CPU; on CUDA it makes the loss NaN).
+        UsageError: mismatched shapes, dtypes or devices; n_valid or chunk below 1; a missing teacher; a label beyond
+            the student's rows (on CUDA such a label makes the loss NaN).
     """
     learns = x_ND.requires_grad or w_VD.requires_grad or grad_w is not None
     with_grad = torch.is_grad_enabled() and learns
@@ -138,7 +140,7 @@ def distill_head(
 
 
 def note_kernel(kind: str, device: torch.device, *, has_files: bool) -> bool:
-    """Whether the fused kernel computes the terms of a loss of bfloat16 models on `device`; notes what does."""
+    """Whether the fused kernel computes the loss of bfloat16 models on `device`; records the choice."""
     record = current()
     known = Verdict(False, f"it does not compute the loss {kind!r}") if kind not in _KINDS else importable("triton")
     fused = device.type == "cuda" and not has_files and record.check("triton", known)
@@ -147,14 +149,14 @@ def note_kernel(kind: str, device: torch.device, *, has_files: bool) -> bool:
 
 
 def logit_weight(weight: Tensor, logits: Logits = "fp16") -> Tensor:
-    """A frozen head as the kernel multiplies it: float16 for float16 logits, else unchanged."""
+    """A frozen head in the dtype of the kernel's products: float16 for float16 logits, else unchanged."""
     return weight.half() if logits == "fp16" and weight.is_cuda and weight.dtype == torch.bfloat16 else weight
 
 
 def logit_weight_bytes(vocabulary: SharedVocabulary, d_teacher: int, logits: Logits, decoded: bool) -> int:
-    """Bytes of what `logit_weight` makes of a bf16 teacher's head on CUDA beside the head that is resident.
+    """Bytes of the copy that `logit_weight` makes of a bf16 teacher's head on CUDA, in addition to the resident head.
 
-    Float16 logits take a copy in float16; of a head that is `decoded` by every use, even bf16 is a copy.
+    Float16 logits need a float16 copy; a head that is `decoded` on every use is a copy even in bf16.
     """
     return 2 * vocabulary.teacher_width * d_teacher if logits == "fp16" or decoded else 0
 
@@ -167,14 +169,14 @@ def head_bytes(
     teacher: bool = True,
     top: bool = False,
 ) -> int:
-    """Bytes that `distill_head` allocates on CUDA beside its inputs and their gradients, whatever the batch.
+    """Bytes that `distill_head` allocates on CUDA besides its inputs and their gradients, for any batch size.
 
     Args:
         vocabulary: rows of both heads.
         d_student: width of the student.
         chunk, logits: as in `distill_head`.
-        teacher: whether there is one; its head is taken to be given as `logit_weight` makes it.
-        top: whether there are files of it.
+        teacher: whether there is a teacher; its head is assumed to be the result of `logit_weight`.
+        top: whether teacher files are used instead.
     """
     if top:  # logits, two buffers beside them, the gradient in bfloat16
         return 14 * top_chunk(chunk, vocabulary.student_rows) * vocabulary.student_rows
@@ -191,19 +193,21 @@ _PLAIN: dict[str, tuple[tuple[float, float], ...]] = {
     "reverse": ((6, 9.25),),
     "jsd": ((11, 4), (9, 7.25)),
 }
-"""Loss ("": none but cross entropy) -> values that a position of a chunk takes at the moments when it takes most: so
-many for each row of the student's head and so many for each shared id. Counted by the test of `plain_bytes`."""
+"""Loss ("": cross entropy only) -> float32 values per position of a chunk at each moment of peak memory: (per row of
+the
+student's head, per shared id). The test of `plain_bytes` counts them.
+"""
 
 
 def plain_bytes(vocabulary: SharedVocabulary, chunk: int, kind: str = "", d_teacher: int = 0, top: bool = False) -> int:
-    """Bytes that `distill_head` allocates in plain torch, on float32 logits, beside its inputs and their gradients.
+    """Bytes that `distill_head` allocates in plain torch with float32 logits, besides its inputs and their gradients.
 
     Args:
         vocabulary: rows of both heads.
         chunk: as in `distill_head`.
         kind: of the objective; "" without a teacher.
-        d_teacher: width of a teacher whose head is not float32, so that a copy is made; else 0.
-        top: whether files say what the teacher does.
+        d_teacher: width of a teacher whose head is not float32, which is copied; else 0.
+        top: whether teacher files are used.
     """
     rows, shared = vocabulary.student_rows, vocabulary.n_real
     if top:
@@ -213,7 +217,7 @@ def plain_bytes(vocabulary: SharedVocabulary, chunk: int, kind: str = "", d_teac
 
 
 def top_chunk(chunk: int, rows: int) -> int:
-    """Positions of a chunk where files of a teacher are read, for a head of so many rows."""
+    """Positions per chunk with teacher files, for a head of `rows` rows."""
     return max(1, min(chunk, CELLS // rows))
 
 
@@ -247,7 +251,7 @@ def _padded(n: int) -> int:
 
 
 def _plain_terms(x_ND: Tensor, w_VD: Tensor, job: _Job, terms_5N: Tensor) -> _Terms:
-    """Any device and type, through `objective.dense` or `topk.sparse`; bfloat16 products are summed in float32."""
+    """For any device and dtype, by `objective.dense` or `topk.sparse`; bfloat16 products accumulate in float32."""
     wide, top, shared_RE = terms_5N.dtype, job.top, None
     if job.wt_RE is not None and job.vocabulary is not None:
         shared_RE = job.wt_RE[: job.vocabulary.n_real].to(wide)
@@ -272,7 +276,7 @@ def _plain_terms(x_ND: Tensor, w_VD: Tensor, job: _Job, terms_5N: Tensor) -> _Te
 
 
 def _fused_terms(x_ND: Tensor, w_VD: Tensor, job: _Job, terms_5N: Tensor) -> _Terms:
-    """bfloat16 on CUDA: buffers for one chunk of logits, filled again and again."""
+    """For bfloat16 on CUDA; the buffers for one chunk of logits are reused."""
     half = job.logits == "fp16"
     dtype = torch.float16 if half else torch.float32
     n_rows, n_student = min(job.chunk, len(x_ND)), len(w_VD)
@@ -306,7 +310,7 @@ _KINDS: dict[str, int] = {"forward": 0, "reverse": 1, "jsd": 2}
 
 
 class Widths(NamedTuple):
-    """How many columns of the buffers are ids, and what bounds the logits (0: nothing)."""
+    """Number of ids in the columns of the buffers, and logit softcaps (0: none)."""
 
     student: int
     shared: int
@@ -315,7 +319,7 @@ class Widths(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Warps of the program that takes a row, and how many 16-byte loads each thread makes at a time."""
+    """Launch parameters: warps of the program of a row, and 16-byte loads per thread and iteration."""
 
     warps: int = 8
     loads: int = 1
@@ -334,18 +338,18 @@ def kd_rows(
     scale: float,
     launch: Launch = Launch(),  # noqa: B008 - immutable
 ) -> None:
-    """Writes the five terms of `objective.Rows` and, where asked for, the gradient of the mean loss.
+    """Writes the five terms of `objective.RowLosses` and, if requested, the gradient of the mean loss.
 
     Args:
-        objective: what is minimised.
-        s_CS: student logits before their bound, float16 or float32; all columns readable.
-        t_CP: teacher logits likewise; None leaves all terms but the first untouched.
+        objective: the loss to minimise.
+        s_CS: student logits before the softcap, float16 or float32; all columns are readable.
+        t_CP: teacher logits likewise; with None only the first term is written.
         labels_C: int64 ids or IGNORED; an id beyond the student's rows gives NaN.
         terms_5C: float32, a view of [5, N] with unit stride along rows.
-        grad_CS: bfloat16; may be the memory of s_CS when that is float16. None for values only.
-        widths: see there.
-        n_valid: positions that count, in the whole global batch; the gradient is divided by it.
-        scale: what the stored logits, both, are multiplied with first.
+        grad_CS: bfloat16; may share the memory of s_CS if that is float16. None: no gradient.
+        widths: see Widths.
+        n_valid: number of labelled positions of the global batch, by which the gradient is divided.
+        scale: factor of the stored logits of both models.
     """
     from aprtrain.kernels import kd_triton
 
@@ -366,7 +370,7 @@ def kd_rows(
 
 
 def _project(x_CD: Tensor, w_VD: Tensor, out_CV: Tensor) -> None:
-    """Logits in float16, divided by 16, or in float32; accumulated in float32 either way."""
+    """Logits in float16 (divided by 16) or float32; both accumulate in float32."""
     if out_CV.dtype == torch.float16:
         torch.mm((x_CD * _SHRINK).half(), w_VD.t(), out=out_CV)
     else:
@@ -374,18 +378,22 @@ def _project(x_CD: Tensor, w_VD: Tensor, out_CV: Tensor) -> None:
 
 
 def _add_product(sum_VD: Tensor, grad_CV: Tensor, x_CD: Tensor) -> None:
-    """sum += grad^T x, accumulated in the type of the sum; bfloat16 factors run on tensor cores."""
+    """sum += grad^T x, accumulated in the dtype of the sum; bfloat16 factors use tensor cores."""
     if grad_CV.dtype == sum_VD.dtype:
         sum_VD.addmm_(grad_CV.t(), x_CD)
     else:
         torch.addmm(sum_VD, grad_CV.t(), x_CD, out_dtype=sum_VD.dtype, out=sum_VD)
 
 
+class _HeadContext(GradientContext, Protocol):
+    buffered: bool
+
+
 class _Head(torch.autograd.Function):
     """Gradients come from the forward pass; the backward one multiplies them with what arrives."""
 
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, w_VD: Tensor, job: _Job) -> tuple[Tensor, ...]:
+    def forward(ctx: _HeadContext, x_ND: Tensor, w_VD: Tensor, job: _Job) -> tuple[Tensor, ...]:
         wide = torch.promote_types(x_ND.dtype, torch.float32)
         need_x, need_w = (job.with_grad and need for need in ctx.needs_input_grad[:2])
         grad_ND = torch.empty_like(x_ND) if need_x else None
@@ -414,7 +422,7 @@ class _Head(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *arrived: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _HeadContext, *arrived: Tensor) -> tuple[Tensor | None, ...]:
         grad_ND, grad_VD = ctx.saved_tensors
         factor = arrived[0]
         if ctx.buffered:

@@ -1,4 +1,4 @@
-"""The distillation objective: one value and one gradient for each row of logits, from the same code.
+"""The distillation objective: the value and the gradient of each row of logits.
 
     L = (1 - w) CE(y, softmax(s)) + w T^2 D(softmax(t / T), softmax(s / T))
 
@@ -6,12 +6,12 @@ with student logits s, teacher logits t, label y, KD weight w and temperature T 
 the factor T^2 keeps the size of the gradient independent of T). D is the forward or the reverse Kullback-Leibler
 divergence, or the generalised Jensen-Shannon divergence (Agarwal et al. 2024, arXiv:2306.13649).
 
-The teacher speaks about the ids below n_real only; the student's head may have more rows, and its normaliser runs
-over all of them. With P the mass that the student puts on the shared ids, both Kullback-Leibler divergences are that
-of the two distributions on the shared ids plus the leak -ln P: for the forward one this is an identity, the reverse
-one would be infinite without it.
+The teacher's distribution covers ids below n_real only; the student's head may have more rows, and its softmax covers
+all of them. With P the probability that the student gives to the shared ids, both Kullback-Leibler divergences are
+computed on the shared ids and -ln P is added: for the forward one this is an identity, the reverse one would
+otherwise be infinite.
 
-`dense` is the definition, in whatever floating point type it is given; the fused kernel is tested against it.
+`dense` is the reference implementation for any floating point dtype; the fused kernel is tested against it.
 
 Shape suffixes: N rows (positions), V rows of the student's head, R shared ids (n_real).
 """
@@ -33,17 +33,17 @@ Kind = Literal["forward", "reverse", "jsd"]
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised.
+    """The loss to minimise.
 
     Args:
-        kd_weight: w, the weight of the divergence; 1 - w is that of the cross entropy. 0 needs no teacher.
-        temperature: T > 0, divides both sets of logits inside the divergence.
-        kind: "forward" is KL(teacher, student), "reverse" KL(student, teacher), "jsd" the generalised
-            Jensen-Shannon divergence b KL(teacher, m) + (1 - b) KL(student, m), m = b teacher + (1 - b) student.
+        kd_weight: w, the weight of the divergence; cross entropy has weight 1 - w. 0 needs no teacher.
+        temperature: T > 0, divides both models' logits in the divergence.
+        kind: "forward": KL(teacher, student); "reverse": KL(student, teacher); "jsd": the generalised Jensen-Shannon
+            divergence b KL(teacher, m) + (1 - b) KL(student, m), m = b teacher + (1 - b) student.
         beta: b, the teacher's share of the mixture m, for "jsd" only.
 
     Raises:
-        UsageError: a value out of its range.
+        UsageError: a value is out of range.
     """
 
     kd_weight: float = 0.7
@@ -65,21 +65,21 @@ class Objective:
             )
 
     def weights(self) -> tuple[float, float]:
-        """What cross entropy and divergence are multiplied with: (1 - w, w T^2)."""
+        """Factors of cross entropy and divergence: (1 - w, w T^2)."""
         return 1 - self.kd_weight, self.kd_weight * self.temperature**2
 
 
 class RowLosses(NamedTuple):
-    """One value a row, 0 where the label is IGNORED; nats where not said otherwise."""
+    """One value per row, 0 if the label is IGNORED; losses in nats."""
 
     ce_N: Tensor
     """Cross entropy with the label."""
     kl_N: Tensor
     """The objective's divergence at its temperature, without T^2; 0 without a teacher."""
     kl1_N: Tensor
-    """KL(teacher, student) at temperature 1, whatever the objective."""
+    """KL(teacher, student) at temperature 1, for every objective."""
     agree_N: Tensor
-    """1 where some id is the top one of both, else 0."""
+    """1 if both models have the same top-1 token (or share one of equally likely ones), else 0."""
     entropy_N: Tensor
     """The teacher's entropy at temperature 1."""
 
@@ -90,7 +90,7 @@ def times_log(weight: Tensor, log: Tensor) -> Tensor:
 
 
 def forward_kl(logp_NV: Tensor, logq_NR: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """KL(teacher, student) of a row and its gradient, see DIVERGENCES."""
+    """KL(teacher, student) of each row and its gradient, see DIVERGENCES."""
     q_NR, shared = logq_NR.exp(), logq_NR.shape[1]
     grad_NV = logp_NV.exp()
     grad_NV[:, :shared] -= q_NR
@@ -116,27 +116,27 @@ def _jsd(logp_NV: Tensor, logq_NR: Tensor, beta: float) -> tuple[Tensor, Tensor]
     ratio_NV = times_log(p_NV, logp_NV - logm_NV)
     terms_NV = (1 - beta) * ratio_NV
     terms_NV[:, :shared] += beta * times_log(q_NR, logq_NR - logm_NV[:, :shared])
-    # Each term is non-negative (log-sum inequality): what is below 0 is rounding.
+    # Each term is non-negative (log-sum inequality), so negative values are rounding errors.
     value_N = terms_NV.clamp(min=0).sum(1)
     return value_N, (1 - beta) * (ratio_NV - p_NV * ratio_NV.sum(1, keepdim=True))
 
 
 _Divergence = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 DIVERGENCES: dict[Kind, _Divergence] = {"forward": forward_kl, "reverse": _reverse, "jsd": _jsd}
-"""(log p [N, V], log q [N, R], beta) -> value [N], gradient [N, V] with respect to the logits that p comes from."""
+"""(log p [N, V], log q [N, R], beta) -> value [N], gradient [N, V] with respect to the logits of p."""
 
 
 def dense(objective: Objective, s_NV: Tensor, t_NR: Tensor | None, labels_N: Tensor) -> tuple[RowLosses, Tensor]:
-    """The objective's terms for each row, and the gradient of each row's loss with respect to its student logits.
+    """The objective's terms of each row, and the gradient of each row's loss with respect to its student logits.
 
     Args:
-        objective: what is minimised.
-        s_NV: student logits, all rows of its head, in any floating point type, in which everything is computed.
-        t_NR: teacher logits for the shared ids; None gives 0 for all that needs a teacher.
+        objective: the loss to minimise.
+        s_NV: student logits for all rows of its head; their floating point dtype is that of the computation.
+        t_NR: teacher logits for the shared ids; with None the terms that need a teacher are 0.
         labels_N: int64 ids, or IGNORED.
 
     Returns:
-        The terms, and the gradient [N, V] of `weights()[0] * ce + weights()[1] * kl`, 0 in rows that are ignored.
+        The terms, and the gradient [N, V] of `weights()[0] * ce + weights()[1] * kl`, 0 in ignored rows.
     """
     valid_N, zero_N = labels_N >= 0, s_NV.new_zeros(len(s_NV))
     index_N1 = labels_N.clamp(min=0)[:, None]

@@ -37,14 +37,14 @@ class TopK(NamedTuple):
 
     ids_NK: Tensor
     logprobs_NK: Tensor
-    rest_N: Tensor
-    rest1_N: Tensor
+    residual_N: Tensor
+    residual1_N: Tensor
 
-    def outcomes(self, temperature: float, rest_N: Tensor) -> Tensor:
+    def outcomes(self, temperature: float, residual_N: Tensor) -> Tensor:
         """log Q [N, B]; a mass of 0 is replaced by the smallest positive number."""
-        rest_N1 = rest_N[:, None]
-        top_NK = (self.logprobs_NK / temperature).log_softmax(1) + torch.log1p(-rest_N1)
-        return torch.cat([top_NK, rest_N1.clamp(min=torch.finfo(rest_N.dtype).tiny).log()], 1)
+        residual_N1 = residual_N[:, None]
+        top_NK = (self.logprobs_NK / temperature).log_softmax(1) + torch.log1p(-residual_N1)
+        return torch.cat([top_NK, residual_N1.clamp(min=torch.finfo(residual_N.dtype).tiny).log()], 1)
 
 
 class _Folded(NamedTuple):
@@ -76,7 +76,7 @@ def sparse(objective: Objective, s_NV: Tensor, top: TopK, labels_N: Tensor) -> t
     ce_weight, kd_weight = objective.weights()
     one = _fold(s_NV, top.ids_NK, 1.0)
     log_sum_N1 = one.z_NB.logsumexp(1, keepdim=True)
-    logp_NB, logq1_NB = one.z_NB - log_sum_N1, top.outcomes(1.0, top.rest1_N)
+    logp_NB, logq1_NB = one.z_NB - log_sum_N1, top.outcomes(1.0, top.residual1_N)
     highest_N1 = s_NV.amax(1, keepdim=True)
     ce_N = (log_sum_N1 + highest_N1 - s_NV.gather(1, index_N1))[:, 0]
     grad_NV = one.others_NV.mul_(ce_weight * torch.exp(-log_sum_N1))
@@ -86,7 +86,7 @@ def sparse(objective: Objective, s_NV: Tensor, top: TopK, labels_N: Tensor) -> t
     temperature = objective.temperature
     soft = _fold(s_NV, top.ids_NK, temperature)
     kl_N, slope_NB = DIVERGENCES[objective.kind](
-        soft.z_NB.log_softmax(1), top.outcomes(temperature, top.rest_N), objective.beta
+        soft.z_NB.log_softmax(1), top.outcomes(temperature, top.residual_N), objective.beta
     )
     slope_NB *= kd_weight / temperature
     grad_NV.addcmul_(soft.others_NV, slope_NB[:, -1:] / soft.sum_N1)
@@ -103,7 +103,7 @@ def sparse(objective: Objective, s_NV: Tensor, top: TopK, labels_N: Tensor) -> t
     return RowLosses(*(value_N.where(valid_N, 0) for value_N in rows)), grad_NV.mul_(valid_N[:, None])
 
 
-def know(t_NR: Tensor, k: int, temperatures: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
+def top_k_of(t_NR: Tensor, k: int, temperatures: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
     """From a teacher's logits [N, R]: ids [N, k], log-probabilities [N, k], residual mass [N, temperatures].
 
     Exact in the dtype of the logits: the mass is the sum over the other ids.

@@ -257,8 +257,8 @@ def attend(
         plan = plan._replace(cache=None)
     if v_NTKE.shape[-1] < q_NTHE.shape[-1]:
         wide = functional.pad(v_NTKE, (0, q_NTHE.shape[-1] - v_NTKE.shape[-1]))
-        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
-        return attend(q_NTHE, k_NTKE, wide, plan, **options)[..., : v_NTKE.shape[-1]]
+        found = attend(q_NTHE, k_NTKE, wide, plan, scale=scale, softcap=softcap, sinks=sinks)
+        return found[..., : v_NTKE.shape[-1]]
     if kind == "flash4":
         heads = [x if plan.cu_seqlens is None else x.flatten(0, 1) for x in (q_NTHE, k_NTKE, v_NTKE)]
         values: Tensor = flash4(*heads, plan.cu_seqlens, plan.max_len, plan.window, scale)[0]
@@ -269,32 +269,35 @@ def attend(
     if kind == "eager":
         assert mask is not None
         return _eager(q, k, v, mask, scale, softcap, sinks).transpose(1, 2)
-    options = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    shared = q.shape[1] != k.shape[1]
     if kind == "cudnn":
         with sdpa_kernel(_CUDNN_FIRST, set_priority=True):
-            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
+            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shared)
     else:
-        out = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, **options)
+        out = functional.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=shared
+        )
     return out.transpose(1, 2)
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float, sinks: Tensor | None) -> Tensor:
     from torch.nn.attention.varlen import AuxRequest, varlen_attn  # it loads torch's compiler
 
-    options: dict[str, Any] = {"scale": scale, "window_size": (plan.window - 1, 0)}  # -1: no window
-    if "enable_gqa" in VARLEN_OPTIONS:
-        options["enable_gqa"] = q.shape[2] != k.shape[2]
+    options: dict[str, Any] = {"enable_gqa": q.shape[2] != k.shape[2]} if "enable_gqa" in VARLEN_OPTIONS else {}
     flat_q, flat_k, flat_v = (x.reshape(-1, x.shape[2], x.shape[3]) for x in (q, k, v))
     assert plan.cu_seqlens is not None
     ends = plan.cu_seqlens
-    options["return_aux"] = AuxRequest(lse=sinks is not None)
-    out: Any = varlen_attn(flat_q, flat_k, flat_v, ends, ends, plan.max_len, plan.max_len, **options)
-    if sinks is not None:
-        # exp(a) of exp(a) + exp(sink), where a is the log-sum-exp of the scores.
-        out, sums_HS = out
-        out = out * torch.sigmoid(sums_HS.t() - sinks)[..., None].to(out.dtype)
-    assert isinstance(out, Tensor)
-    return out.view(q.shape)
+    found = varlen_attn(
+        flat_q, flat_k, flat_v, ends, ends, plan.max_len, plan.max_len, scale=scale,
+        window_size=(plan.window - 1, 0),  # -1: no window
+        return_aux=AuxRequest(lse=sinks is not None), **options,
+    )  # fmt: skip
+    if sinks is None:
+        assert isinstance(found, Tensor)
+        return found.view(q.shape)
+    # exp(a) of exp(a) + exp(sink), where a is the log-sum-exp of the scores.
+    out, sums_HS = found
+    return (out * torch.sigmoid(sums_HS.t() - sinks)[..., None].to(out.dtype)).view(q.shape)
 
 
 def _eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float, sinks: Tensor | None) -> Tensor:

@@ -1,10 +1,10 @@
-"""The decoder of teacher and student: one lean module for every network that a Shape describes.
+"""The decoder of teacher and student: one module for every network that a Shape describes.
 
-Projections of the same input are one matrix: Q, K, V in `qkv`, gate and up in `gate_up`. `hf_tensors` gives their
-parts under Hugging Face names.
+Projections of the same input are fused into one matrix: Q, K, V in `qkv`, gate and up in `gate_up`. `hf_tensors` gives
+views of their parts by Hugging Face name.
 
 Shape suffixes: N rows of a batch, T positions, S = N T, D = d_model, H query heads, K key-value heads, E = head_dim,
-R frequencies of a rotation; of experts E all, U those that a token takes.
+R frequencies of a rotation; with experts, E all of them, U those that a token uses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from aprtrain.lora_spec import LoraSpec
 from aprtrain.network.attention import LABELS, AttentionPlan, Documents, attend, choose, places
 from aprtrain.network.experts import Experts, choose_experts
 from aprtrain.network.layout import FLOAT32, WEIGHTS, Layout
-from aprtrain.network.rotation import Turn, cos_sin_of, inverse_frequencies, rotate
+from aprtrain.network.rotation import CosSin, cos_sin_of, inverse_frequencies, rotate
 from aprtrain.network.shape import Latent, Shape
 
 
@@ -48,7 +48,7 @@ def hf_names(shape: Shape) -> Mapping[str, tuple[str, int, tuple[int, ...]]]:
 
 @cache
 def parts_of(shape: Shape) -> Mapping[str, list[tuple[str, int, tuple[int, ...]]]]:
-    """Parameter of Decoder -> (Hugging Face name, first row, shape) of its parts, in the order of rows."""
+    """Parameter of Decoder -> (Hugging Face name, first row, shape) of its parts, in row order."""
     found: dict[str, list[tuple[str, int, tuple[int, ...]]]] = {}
     for hf, (parameter, first, size) in hf_names(shape).items():
         found.setdefault(parameter, []).append((hf, first, size))
@@ -56,18 +56,18 @@ def parts_of(shape: Shape) -> Mapping[str, list[tuple[str, int, tuple[int, ...]]
 
 
 def hf_parts(shape: Shape, parameter: str, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The Hugging Face tensors that a parameter of Decoder consists of, as views of its values `whole`."""
+    """The Hugging Face tensors that make up a parameter of Decoder, as views of its values `whole`."""
     for hf, first, size in parts_of(shape)[parameter]:
         yield hf, whole.narrow(0, first, prod(size[:-1]) if len(size) > 1 else size[0]).view(size)
 
 
 def head_name(shape: Shape) -> str:
-    """The parameter of Decoder that is the head."""
+    """Name of Decoder's parameter that is the output head."""
     return "embed" if shape.tied else "head"
 
 
 def _register(owner: nn.Module, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> None:
-    """The parameters of `layout`, NaN until they are loaded, so that a tensor that never was cannot go unseen."""
+    """Registers the parameters of `layout`, filled with NaN so that a missing tensor shows up."""
     for name, parts in layout:
         size = sum(part.rows for part in parts), *parts[0].size[1:][-1:]
         kept = torch.float32 if name in FLOAT32 else dtype
@@ -75,12 +75,12 @@ def _register(owner: nn.Module, layout: Layout, dtype: torch.dtype, device: torc
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """c tanh(x / c); `x` itself where the cap is 0."""
+    """c tanh(x / c); `x` itself if the cap is 0."""
     return cap * torch.tanh(x / cap) if cap else x
 
 
 def _norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, s: Shape) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) in float32 (arXiv 1910.07467), of x less its mean for layer norms, times the weight."""
+    """RMSNorm (arXiv 1910.07467) or LayerNorm in float32: x / sqrt(mean(x^2) + eps), times the weight."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if s.norm_centred:
         wide = wide - wide.mean(-1, keepdim=True)
@@ -104,7 +104,7 @@ class Block(nn.Module):
     def __init__(self, shape: Shape, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.shape = shape
-        # A function that takes the block, and no method of it: a block that owned itself would outlive its run.
+        # A plain function that takes the block: a bound method would be a reference cycle, and outlive the run.
         self.function: Callable[..., Tensor] = Block.compute
         self.fuses = False
         self.lora: dict[str, tuple[tuple[int, ...], float]] = {}  # matrix -> rows of its parts, scale
@@ -118,7 +118,7 @@ class Block(nn.Module):
         def __getattr__(self, name: str) -> Any: ...
 
     def can_fuse(self) -> bool:
-        """Whether products can write silu(gate) * up at once; compiles and tries them."""
+        """Whether a fused kernel can compute silu(gate) * up within the product; compiles and tests it."""
         weight, s = self.gate_up, self.shape
         if self.lora or not isinstance(weight, Tensor) or not weight.is_cuda or not s.gated or s.act != "silu":
             return False
@@ -126,15 +126,15 @@ class Block(nn.Module):
         fits = not has_bias and len(weight) % 16 == 0 and weight.shape[1] % 8 == 0
         return fits and current().check("quack", products_agree(learns=weight.requires_grad))
 
-    def forward(self, *inputs: Any) -> Tensor:
-        """See `compute`, which may have been compiled."""
+    def forward(self, *inputs: object) -> Tensor:
+        """Runs `compute`, possibly compiled."""
         return self.function(self, *inputs)
 
-    def compute(self, x_NTD: Tensor, turn: Turn | None, plan: AttentionPlan) -> Tensor:
-        """The layer's output [N, T, D]; `turn` is None where it does not rotate."""
+    def compute(self, x_NTD: Tensor, cos_sin: CosSin | None, plan: AttentionPlan) -> Tensor:
+        """The layer's output [N, T, D]; `cos_sin` is None for a layer without RoPE."""
         s = self.shape
         y = self._normed(x_NTD, "attn_norm")
-        q, k, v = self._heads(y, turn) if s.latent is None else self._latent_heads(y, turn, s.latent)
+        q, k, v = self._heads(y, cos_sin) if s.latent is None else self._latent_heads(y, cos_sin, s.latent)
         mixed = attend(q, k, v, plan, scale=s.attn_scale, softcap=s.attn_softcap, sinks=self.sinks)
         mixed = self._linear(mixed.flatten(2), "out")
         if self.mlp_norm is None and self.mlp_post_norm is None:
@@ -148,7 +148,7 @@ class Block(nn.Module):
         return x_NTD + _scaled(self._normed(y, "mlp_post_norm"), s.residual_scale)
 
     def _adds(self, y: Tensor) -> bool:
-        """Whether the last product may add to the residual stream."""
+        """Whether the last product may add to the residual stream in place."""
         is_last = self.mlp_post_norm is None and self.shape.residual_scale == 1.0
         fits = self.fuses and y.dtype == torch.bfloat16 and isinstance(self.down, Tensor)
         return fits and is_last and not torch.is_grad_enabled()
@@ -163,7 +163,7 @@ class Block(nn.Module):
         return y + scale * torch.cat([functional.linear(h, b) for h, b in zip(few, parts, strict=True)], -1)
 
     def _normed(self, x: Tensor, name: str, eps: float | None = None) -> Tensor:
-        """`x` itself where there is no such norm; of heads one by one, or all at once where the weight is as long."""
+        """Normalizes `x` per head, or all heads at once if the weight is that long; returns `x` without such a norm."""
         weight, s = getattr(self, name), self.shape
         if weight is None:
             return x
@@ -171,35 +171,35 @@ class Block(nn.Module):
             return self._normed(x.flatten(2), name, eps).view_as(x)
         return _norm(x, weight, getattr(self, f"{name}_bias"), s.norm_eps if eps is None else eps, s)
 
-    def _heads(self, y_NTD: Tensor, turn: Turn | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, y_NTD: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
         """Q [N, T, H, E], K and V [N, T, K, E]."""
         s = self.shape
         fused = self._linear(y_NTD, "qkv")
         heads = fused.view(*fused.shape[:2], -1, s.head_dim)
         q, k, v = torch.split(heads, [s.n_heads, s.n_kv_heads, s.n_kv_heads], dim=2)
-        if not s.late_qk_norm:
+        if not s.qk_norm_after_rope:
             q, k = self._normed(q, "q_norm"), self._normed(k, "k_norm")
-        if turn is not None:
-            q, k = rotate(q, turn, s.adjacent), rotate(k, turn, s.adjacent)
-            q = q if turn[2] is None else q * turn[2].to(q.dtype)
-        if s.late_qk_norm:
+        if cos_sin is not None:
+            q, k = rotate(q, cos_sin, s.adjacent), rotate(k, cos_sin, s.adjacent)
+            q = q if cos_sin[2] is None else q * cos_sin[2].to(q.dtype)
+        if s.qk_norm_after_rope:
             q, k = self._normed(q, "q_norm"), self._normed(k, "k_norm")
         return q, k, v
 
-    def _latent_heads(self, y_NTD: Tensor, turn: Turn | None, at: Latent) -> tuple[Tensor, Tensor, Tensor]:
+    def _latent_heads(self, y_NTD: Tensor, cos_sin: CosSin | None, at: Latent) -> tuple[Tensor, Tensor, Tensor]:
         """Q and K [N, T, H, E], V [N, T, H, values of a head]."""
-        assert turn is not None
+        assert cos_sin is not None
         s, few = self.shape, y_NTD
         if self.q_a is not None:
             few = self._normed(self._linear(y_NTD, "q_a"), "q_a_norm", at.eps)
         q_heads = self._linear(few, "q_b").view(*y_NTD.shape[:2], s.n_heads, -1)
-        q_still, q_turned = torch.split(q_heads, [at.still, at.turned], -1)
-        few, k_turned = torch.split(self._linear(y_NTD, "kv_a"), [at.rank, at.turned], -1)
+        q_nope, q_rope = torch.split(q_heads, [at.nope_dim, at.rope_dim], -1)
+        few, k_rope = torch.split(self._linear(y_NTD, "kv_a"), [at.rank, at.rope_dim], -1)
         kv_heads = self._linear(self._normed(few, "kv_a_norm", at.eps), "kv_b").view(*y_NTD.shape[:2], s.n_heads, -1)
-        k_still, v = torch.split(kv_heads, [at.still, at.values], -1)
-        k_turned = rotate(k_turned[:, :, None], turn, s.adjacent).expand(*k_still.shape[:-1], -1)
-        q = torch.cat((q_still, rotate(q_turned, turn, s.adjacent)), -1)
-        return q, torch.cat((k_still, k_turned), -1), v
+        k_nope, v = torch.split(kv_heads, [at.nope_dim, at.values], -1)
+        k_rope = rotate(k_rope[:, :, None], cos_sin, s.adjacent).expand(*k_nope.shape[:-1], -1)
+        q = torch.cat((q_nope, rotate(q_rope, cos_sin, s.adjacent)), -1)
+        return q, torch.cat((k_nope, k_rope), -1), v
 
     def _mlp(self, y_NTD: Tensor) -> Tensor:
         if self.router is None and self.fuses and y_NTD.dtype == torch.bfloat16:
@@ -233,7 +233,7 @@ class Block(nn.Module):
         return functional.relu(x).square() if self.shape.act == "relu2" else functional.gelu(x, approximate="tanh")
 
     def _routed(self, y_SD: Tensor, e: Experts) -> Tensor:
-        """What the experts of each token give, by one grouped product for all of them."""
+        """The sum of each token's experts, by one grouped product for all tokens."""
         weights_SU, chosen_SU = choose_experts(y_SD, self.router, self.router_bias, self.choice_bias, e)
         order = chosen_SU.flatten().argsort(stable=True)
         expert, token = chosen_SU.flatten()[order], order // e.used
@@ -250,14 +250,14 @@ class Block(nn.Module):
         return torch.bmm(weights_SU[:, None].to(down.dtype), of_token)[:, 0]
 
     def _grouped(self, x_SI: Tensor, name: str, expert_S: Tensor, ends: Tensor, e: Experts) -> Tensor:
-        """Each row times the matrix of its expert; the rows of an expert lie together, up to its `ends`."""
+        """Multiplies each row by the matrix of its expert; rows are sorted by expert and end at `ends`."""
         matrices, bias = getattr(self, name).unflatten(0, (e.n, -1)), getattr(self, f"{name}_bias")
         y = functional.grouped_mm(x_SI, matrices if e.transposed else matrices.transpose(1, 2), offs=ends)
         return y if bias is None else y + bias.view(e.n, -1)[expert_S]
 
 
 class _Compiled:
-    """`Block.compute` as compiled code, as it is from the first failure of the compiler on."""
+    """`Block.compute`, compiled; uncompiled from the compiler's first failure on."""
 
     def __init__(self, compiled: Callable[..., Tensor]) -> None:
         self._run = compiled
@@ -267,7 +267,7 @@ class _Compiled:
             return self._run(block, *inputs)
         except torch._dynamo.exc.TorchDynamoException:
             pass
-        try:  # where warnings are errors, those of the compiler itself end it
+        try:  # if warnings are errors, the compiler's own warnings would fail it
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return self._run(block, *inputs)
@@ -279,12 +279,12 @@ class _Compiled:
 
 
 class Decoder(nn.Module):
-    """A whole network up to its final norm; the head is left to who computes the loss.
+    """The network up to the final norm; the loss applies the head.
 
     Attributes:
-        shape: what it is.
-        lora: the pairs beside its frozen matrices, see `network.lora`; None: all weights are trained.
-        recompute: "none", or "block": blocks keep only their input for the backward pass.
+        shape: the dimensions of the network.
+        lora: the adapters beside its frozen matrices, see `network.lora`; None: all weights are trained.
+        recompute: "none", or "block": activation checkpointing of each block.
     """
 
     embed: Tensor
@@ -293,7 +293,7 @@ class Decoder(nn.Module):
     head: Tensor
 
     def __init__(self, shape: Shape, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
-        """A network whose parameters are NaN until their values are written."""
+        """Parameters are NaN until they are loaded."""
         super().__init__()
         self.shape = shape
         self.lora: LoraSpec | None = None
@@ -302,20 +302,20 @@ class Decoder(nn.Module):
         self.register_parameter("norm_bias", None)
         _register(self, shape.outer, dtype, device)
         self._on_device: list[Tensor] = []
-        # The product is taken in the network's dtype, by a scale of that dtype.
+        # Multiplied in the network's dtype, by a scale rounded to that dtype.
         self._embed_scale = float(torch.tensor(shape.embed_scale, dtype=dtype))
 
     @property
     def head_weight(self) -> Tensor:
-        """The output head [vocab_rows, D]; the embedding where it is tied."""
+        """The output head [vocab_rows, D]; the embedding if they are tied."""
         return self.embed if self.shape.tied else self.head
 
     def whole(self, parameter: str) -> Tensor:
-        """The values of a parameter, without a gradient."""
+        """The values of a parameter, detached."""
         return self.get_parameter(parameter).detach()
 
     def head_rows(self, n: int) -> Tensor:
-        """The first `n` rows of the head [n, D], of which no gradient is formed."""
+        """The first `n` rows of the head [n, D], detached."""
         return self.get_parameter(head_name(self.shape))[:n].detach()
 
     def forward(self, tokens_NT: Tensor, documents: Documents | None = None) -> Tensor:
@@ -327,26 +327,26 @@ class Decoder(nn.Module):
         x_NTD = self.embed_tokens(tokens_NT)
         positions_NT, lengths_NT, number_NT = places(tokens_NT, documents)
         frequencies = self.frequencies(tokens_NT.device)
-        turns = [cos_sin_of(*each, positions_NT, lengths_NT) for each in zip(s.ropes, frequencies, strict=True)]
+        tables = [cos_sin_of(*each, positions_NT, lengths_NT) for each in zip(s.ropes, frequencies, strict=True)]
         plans = self.plan_attention(tokens_NT, documents, number_NT, x_NTD.dtype)
         for block, window, rope in zip(self.blocks, s.windows, s.layer_ropes, strict=True):
-            x_NTD = self.run_block(block, x_NTD, turns[rope] if rope >= 0 else None, plans[window])
+            x_NTD = self.run_block(block, x_NTD, tables[rope] if rope >= 0 else None, plans[window])
         return self.final_norm(x_NTD)
 
     def embed_tokens(self, tokens_NT: Tensor) -> Tensor:
-        """What the first layer reads [N, T, D]."""
+        """Input of the first layer [N, T, D]."""
         return _scaled(self.look_up(tokens_NT), self._embed_scale)
 
     def final_norm(self, x_NTD: Tensor) -> Tensor:
-        """Hidden states of what the last layer gives."""
+        """The final norm of the last layer's output."""
         s = self.shape
-        # What logits are multiplied with is linear in the hidden states: so the loss need not know of it.
+        # The logit scale is applied to the hidden states, so that the loss does not need it.
         return _scaled(_norm(x_NTD, self.norm, self.norm_bias, s.norm_eps, s), s.logit_scale)
 
     def plan_attention(
         self, tokens_NT: Tensor, documents: Documents | None, number_NT: Tensor | None, dtype: torch.dtype
     ) -> dict[int, AttentionPlan]:
-        """How layers attend, by their window, with gradients or without; notes the kernels. See `choose`."""
+        """The attention plan of each window, with or without gradients; records the kernels. See `choose`."""
         s = self.shape
         plans = {
             window: choose(
@@ -356,7 +356,7 @@ class Decoder(nn.Module):
             )
             for window in dict.fromkeys(s.windows)
         }  # fmt: skip
-        if torch.is_grad_enabled() or not self.trains:  # a student's evaluation attends otherwise
+        if torch.is_grad_enabled() or not self.trains:  # a student's evaluation uses other kernels
             kinds = dict.fromkeys(plan.kind for plan in plans.values())
             labels = (label_of("flash4") if kind == "flash4" else LABELS[kind] for kind in kinds)
             current().use("attention", " + ".join(labels), self.role)
@@ -364,16 +364,16 @@ class Decoder(nn.Module):
 
     @property
     def trains(self) -> bool:
-        """Whether its weights have gradients, or the pairs beside them."""
+        """Whether its weights, or adapters beside them, are trained."""
         return self.norm.requires_grad or self.lora is not None
 
     @property
     def role(self) -> str:
-        """What it is in a run: student or teacher."""
+        """Its role in a run: student or teacher."""
         return "student" if self.trains else "teacher"
 
     def note_gated(self) -> None:
-        """Notes what computes its feed-forward layers, where they are gated."""
+        """Records what computes its gated feed-forward layers."""
         if self.shape.gated:
             blocks = [block for block in self.blocks if isinstance(block, Block)]
             current().use("gated", label_of("quack") if any(b.fuses for b in blocks) else "torch", self.role)
@@ -383,26 +383,26 @@ class Decoder(nn.Module):
         return functional.embedding(tokens_NT, self.embed)
 
     def frequencies(self, device: torch.device) -> list[Tensor]:
-        """Those of each kind of rotation, kept on the device: a copy at every call would wait for the GPU."""
+        """The inverse frequencies of each RoPE, cached on the device: a copy per call would wait for the GPU."""
         if not self._on_device or self._on_device[0].device != device:
             self._on_device = [inverse_frequencies(kind, device) for kind in self.shape.ropes]
         return self._on_device
 
     def run_block(self, block: nn.Module, *inputs: object) -> Tensor:
-        """The block's output, for the `inputs` of `Block.compute`."""
+        """The output of a block for the `inputs` of `Block.compute`."""
         again = self.recompute == "block" and torch.is_grad_enabled()
         out = checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)
         assert isinstance(out, Tensor)
         return out
 
     def logits(self, hidden_NTD: Tensor) -> Tensor:
-        """All logits [N, T, vocab_rows] of hidden states, for evaluation of few tokens."""
+        """Logits [N, T, vocab_rows] of hidden states; materializes all of them."""
         return soft_cap(functional.linear(hidden_NTD, self.head_weight), self.shape.logit_softcap)
 
-    def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Compiles every block on its own, by a backend of torch.compile; blocks of one kind share the code.
+    def compile_blocks(self, backend: str | Callable[..., object] = "inductor") -> None:
+        """Compiles each block by a backend of torch.compile; blocks with the same layout share the code.
 
-        What hooks of a block do is not compiled. Blocks that cannot be compiled run as they are, which is noted.
+        Hooks are not compiled. If a block cannot be compiled it runs uncompiled, which is recorded.
         """
         if getattr(torch._dynamo.config, "disable", False):
             current().miss("compile", "disabled by the environment")
@@ -412,12 +412,12 @@ class Decoder(nn.Module):
         for block in self.blocks:
             assert isinstance(block, Block)
             block.fuses = block.can_fuse()
-            # A grouped product in another dtype runs, but cannot be compiled.
+            # A grouped product in another dtype runs, but does not compile.
             if block.router is None or block.router.dtype == torch.bfloat16:
                 block.function = compiled
 
     def hf_tensors(self) -> dict[str, Tensor]:
-        """Views of the parameters under Hugging Face names, in HF row order; writing to them changes the network."""
+        """Views of the parameters by Hugging Face name, in HF row order; writing to them changes the network."""
         return {
             hf: part
             for name in parts_of(self.shape)

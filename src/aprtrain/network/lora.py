@@ -1,9 +1,9 @@
-"""LoRA: low-rank updates beside the frozen matrices of a Decoder (Hu et al., 2021, arXiv 2106.09685).
+"""LoRA: low-rank adapters beside the frozen matrices of a Decoder (Hu et al., 2021, arXiv 2106.09685).
 
     y = W x + alpha / r B A x
 
-A [r, in] is random, B [out, r] starts at zero. A fused matrix (Q, K and V; gate and up) has one pair for each of its
-parts, as PEFT has: A of the parts lie one below the other, and so do the rows of B.
+A [r, in] is initialized at random, B [out, r] with zeros. A fused matrix (Q, K and V; gate and up) has a pair per part,
+as in PEFT; the A of all parts are concatenated by rows, and so are the B.
 
 Shape suffixes: N positions, I inputs, O outputs, R rank.
 """
@@ -23,7 +23,7 @@ from aprtrain.network.shape import Shape
 
 
 def adapted(shape: Shape, spec: LoraSpec) -> list[tuple[str, int, int, int]]:
-    """(parameter of Decoder, number of parts, rows, columns) of each matrix that gets a pair."""
+    """(parameter of Decoder, number of parts, rows, columns) of each matrix that gets an adapter."""
     found = []
     for name, parts in parts_of(shape).items():
         if name.startswith("blocks.") and name.rpartition(".")[2] in TARGETS[spec.targets]:
@@ -32,14 +32,14 @@ def adapted(shape: Shape, spec: LoraSpec) -> list[tuple[str, int, int, int]]:
 
 
 def lora_params(shape: Shape, spec: LoraSpec) -> int:
-    """How many values are trained."""
+    """Number of trained parameters."""
     return sum(spec.rank * (parts * cols + rows) for _, parts, rows, cols in adapted(shape, spec))
 
 
 def add_lora(decoder: Decoder, spec: LoraSpec, seed: int) -> None:
-    """Freezes a decoder and gives its matrices pairs, in its dtype, the same on every device.
+    """Freezes a decoder and adds adapters, in its dtype and with the same values on every device.
 
-    Raises UsageError for a rank above the smaller side of a matrix.
+    Raises UsageError if the rank exceeds the smaller dimension of a matrix.
     """
     decoder.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
@@ -68,9 +68,9 @@ def pairs(shape: Shape, spec: LoraSpec, masters: Mapping[str, Tensor]) -> Iterat
 
 @torch.no_grad()
 def merged(decoder: Decoder, masters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Hugging Face tensors of the decoder with its pairs added, float32 where there is one, in the network's order.
+    """Hugging Face tensors of the decoder with its adapters merged (in float32), in the network's order.
 
-    `masters` are the float32 pairs by parameter name. Each tensor is good until the next is asked for.
+    `masters` are the float32 pairs by parameter name. Each tensor is valid until the next one.
     """
     spec = decoder.lora
     assert spec is not None

@@ -79,8 +79,8 @@ def _yarn(h: Hyperparams, theta: float, scaling: Mapping[str, object], inv_freq:
     factor = _number(scaling, "factor", 0.0) or (h.max_position_embeddings or original) / original
     dim = 2 * len(inv_freq)
 
-    def pair_of(turns: float) -> float:
-        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+    def pair_of(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low = pair_of(_number(scaling, "beta_fast", 32.0))
     high = pair_of(_number(scaling, "beta_slow", 1.0))
@@ -105,7 +105,7 @@ def _number(scaling: Mapping[str, object], key: str, default: float) -> float:
     return default if value is None else value
 
 
-Turn = tuple[Tensor, Tensor, Tensor | None]
+CosSin = tuple[Tensor, Tensor, Tensor | None]
 """Cosines and sines [N, T, 1, R] of positions, and the factors of queries, [N, T, 1, 1]; all float32."""
 
 
@@ -114,7 +114,7 @@ def inverse_frequencies(kind: Rope, device: torch.device) -> Tensor:
     return torch.tensor((kind.inv_freq, kind.long or kind.inv_freq), dtype=torch.float32, device=device)
 
 
-def cos_sin_of(kind: Rope, inv_freq_2R: Tensor, positions_NT: Tensor, lengths_NT: Tensor) -> Turn:
+def cos_sin_of(kind: Rope, inv_freq_2R: Tensor, positions_NT: Tensor, lengths_NT: Tensor) -> CosSin:
     """Cosines and sines at these positions in documents of these lengths, from `inverse_frequencies`."""
     inv_freq = inv_freq_2R[(lengths_NT > kind.context).long()][:, :, None] if kind.long else inv_freq_2R[0]
     angles = positions_NT[..., None, None].float() * inv_freq
@@ -125,13 +125,13 @@ def cos_sin_of(kind: Rope, inv_freq_2R: Tensor, positions_NT: Tensor, lengths_NT
     return angles.cos() * kind.factor, angles.sin() * kind.factor, warmth
 
 
-def rotate(x_NTHE: Tensor, turn: Turn, adjacent: bool) -> Tensor:
+def rotate(x_NTHE: Tensor, cos_sin: CosSin, adjacent: bool) -> Tensor:
     """Rotates the first 2 R dimensions of each head, in float32; the others are unchanged.
 
     Pairs are dimensions i and i + R, or `adjacent` ones, depending on the row order of Q and K in the network's
     checkpoints.
     """
-    cos, sin, _ = turn
+    cos, sin, _ = cos_sin
     wide = x_NTHE.to(torch.promote_types(x_NTHE.dtype, torch.float32))
     turned, rest = wide[..., : 2 * cos.shape[-1]], wide[..., 2 * cos.shape[-1] :]
     first, second = (turned[..., ::2], turned[..., 1::2]) if adjacent else turned.chunk(2, dim=-1)

@@ -26,14 +26,14 @@ class Latent:
 
     Attributes:
         rank: size of the latent vector for keys and values.
-        still, turned: nope and rope dimensions of a head of Q and K.
+        nope_dim, rope_dim: nope and rope dimensions of a head of Q and K.
         values: head size of V.
         eps: epsilon of the norms of this part.
     """
 
     rank: int
-    still: int
-    turned: int
+    nope_dim: int
+    rope_dim: int
     values: int
     eps: float = 1e-6
 
@@ -53,7 +53,7 @@ class Shape:
         embed_scale, residual_scale, logit_scale: factors of embeddings, residual additions and logits.
         act: activation of the MLP, "silu", "gelu_tanh" or "relu2".
         gated: whether the MLP is gated.
-        late_qk_norm: whether Q and K are normalized after the rotation.
+        qk_norm_after_rope: whether Q and K are normalized after the rotation.
         attn_scale: factor of attention scores. attn_softcap, logit_softcap: c of c tanh(x / c) over scores and logits;
         0 for none.
         windows: sliding window of each layer, including the current position; 0 for full attention.
@@ -82,7 +82,7 @@ class Shape:
     logit_scale: float
     act: str
     gated: bool
-    late_qk_norm: bool
+    qk_norm_after_rope: bool
     attn_scale: float
     attn_softcap: float
     logit_softcap: float
@@ -200,7 +200,7 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
     kinds = tuple(dict.fromkeys(layers))
     latent = _latent(h) if any(name == "kv_a" for name, _ in kinds[0]) else None
     if latent is not None:
-        sizes |= {"head_dim": latent.still + latent.turned, "n_kv_heads": sizes["n_heads"]}
+        sizes |= {"head_dim": latent.nope_dim + latent.rope_dim, "n_kv_heads": sizes["n_heads"]}
     windows, ropes, layer_ropes = _layers(h, row, sizes["n_layers"], latent)
     query = next(t for t in row.tensors if t.gguf[:1] in (("blk.{n}.attn_q.weight",), ("blk.{n}.attn_qkv.weight",)))
     return Shape(
@@ -215,7 +215,7 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
         logit_scale=_factor(h, "logit_scale") / _factor(h, "logits_scaling"),
         act=_activation(h, row),
         gated=any("ffn_gate" in name or t.dims == ("2*ffn,hidden",) for t in row.tensors for name in t.gguf),
-        late_qk_norm=_LATE in words,
+        qk_norm_after_rope=_LATE in words,
         attn_scale=_attn_scale(h, sizes["head_dim"], latent),
         attn_softcap=as_float(h.extra.get("attn_logit_softcapping"), "attn_logit_softcapping") or 0.0,
         logit_softcap=as_float(h.extra.get("final_logit_softcapping"), "final_logit_softcapping") or 0.0,
@@ -298,7 +298,7 @@ def _layers(
     if len(kinds) < n_layers or set(kinds) - {"sliding_attention", "full_attention"}:
         raise UnsupportedError(f"layers of type {sorted(set(map(str, kinds)))} are not supported for training")
     sliding = [kind == "sliding_attention" for kind in kinds[:n_layers]]
-    words, dim = FAMILIES[row.id], latent.turned if latent is not None else rope.rotary_dim(h) or 0
+    words, dim = FAMILIES[row.id], latent.rope_dim if latent is not None else rope.rotary_dim(h) or 0
     if dim % 2 or dim < 2 or (latent is None and dim != h.head_dim and _PARTIAL not in words):
         raise UnsupportedError(f"partial RoPE on heads of {h.head_dim} values is not supported for training")
     ropes = [rope_of(h, h.rope_theta or DEFAULT_THETA, scaling_of(h), dim)]

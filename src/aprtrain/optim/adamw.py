@@ -1,16 +1,15 @@
-"""AdamW over all parameters laid end to end, so that every pass over them is one kernel; of several processes each
-updates its part.
+"""AdamW on flat buffers that hold all parameters, so that each operation is one kernel; with several processes each one
+updates its shard.
 
-Flat buffers of P elements each: the float32 gradient and, in the network's dtype, the compute copy, whose slices
-are the parameters themselves. Matrices stand first, since only they decay. Each slice begins at a multiple of 64
-elements.
+There are two flat buffers of P elements: the float32 gradient, and the compute copy in the network's dtype, of which
+the parameters are views. Matrices come first, since only they have weight decay. Each parameter begins at a multiple
+of 64 elements.
 
-The buffers are a row of buckets. Of n processes each owns an n-th of every bucket: there, and nowhere else, it holds
-float32 master weights, mean and square. An update sums the gradient of each n-th in its owner (reduce-scatter), moves
-the weights there, and puts the compute copy together again (all-gather). That is an n-th of the states and of the
-work, for at most the traffic of summing the gradient everywhere (Rajbhandari et al., ZeRO, 2020, stage 1). Buckets
-are sent while the last backward pass of the update is still busy with the layers below them, and weights arrive while
-others compute: the network waits for them when it is called.
+The buffers are divided into buckets. Each of n processes owns one n-th of every bucket and holds float32 master
+weights, mean and square of that part only. An update reduce-scatters the gradient, updates the owned weights, and
+all-gathers the compute copy: one n-th of the states and of the work, for at most the traffic of an all-reduce of the
+gradient (Rajbhandari et al., ZeRO, 2020, stage 1). Buckets are reduced while the last backward pass of the update
+still computes earlier layers, and gathered until the next call of the network.
 
     m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
     w = w - lr (decay w + (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps))      (Loshchilov and Hutter, 2019)
@@ -37,15 +36,15 @@ from aprtrain.network.shape import Shape
 from aprtrain.world import Communication, World
 
 KINDS = ("master", "mean", "square")
-"""What an optimizer holds of a parameter, each float32 and in its shape."""
+"""Master weights and moments, which an optimizer holds in float32 for each parameter."""
 
 _ALIGNMENT = 64
 _BUCKET = 1 << 25
-"""Elements from which on a bucket is closed: enough for the full rate of a link, few enough to begin early."""
+"""Minimum elements of a full bucket: enough for the full rate of a link, few enough to start early."""
 
 
 def note_adamw(device: torch.device) -> bool:
-    """Whether the fused kernel updates weights on `device`; notes what does."""
+    """Whether the fused kernel updates weights on `device`; records the choice."""
     fused = device.type == "cuda" and current().check("triton", importable("triton"))
     current().use("AdamW", "Triton" if fused else "torch")
     return fused
@@ -53,7 +52,7 @@ def note_adamw(device: torch.device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of AdamW; `clip` is the largest norm of the gradient, 0 for none."""
+    """AdamW's settings; `clip` is the gradient clipping norm, 0: off."""
 
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
@@ -62,10 +61,10 @@ class Settings:
 
 
 class Adam:
-    """Moments of some float32 tensors, and their update, which happens in one kernel."""
+    """The moments of float32 tensors, and their fused AdamW update."""
 
     def __init__(self, weights: Sequence[Tensor], decays: Sequence[bool], settings: Settings) -> None:
-        """`decays` says which of the weights decay."""
+        """`decays`: whether each tensor has weight decay."""
         self._settings = settings
         self._decays = decays
         self.mean = [torch.zeros_like(w) for w in weights]
@@ -74,15 +73,15 @@ class Adam:
 
     @property
     def count(self) -> Tensor:
-        """Updates so far, float32 of shape []."""
+        """Number of updates so far, a float32 scalar."""
         return self._counts[0]
 
     def of(self, kind: str, weights: list[Tensor]) -> list[Tensor]:
-        """What is held of the weights, for one of KINDS."""
+        """The tensors of one of KINDS, given the master `weights`."""
         return {"master": weights, "mean": self.mean, "square": self.square}[kind]
 
     def set_count(self, count: Tensor) -> None:
-        """Goes on from `count` updates."""
+        """Sets the number of updates, when a run resumes."""
         for own in self._counts:
             own.copy_(count)
 
@@ -95,13 +94,14 @@ class Adam:
         loss: Tensor | None,
         copies: Sequence[Tensor] = (),
     ) -> None:
-        """One update, of which nothing happens where the norm or the loss is not finite; the host does not wait.
+        """Updates the weights unless the norm or the loss is not finite; the host does not wait.
 
-        `norm` is that of the whole gradient. `copies` get the weights, in their dtype. Changes `grads`.
+        `norm` is that of the whole gradient. The weights are also written to `copies`, in their dtype. Overwrites
+        `grads`.
         """
         s = self._settings
         finite = torch.isfinite(norm) if loss is None else torch.isfinite(norm) & torch.isfinite(loss)
-        # The fused kernel skips the update by the one and divides by the other.
+        # The fused kernel skips the update if `skip` is 1 and divides the gradient by `scale`.
         skip = (~finite).to(torch.float32)
         scale = (norm / s.clip).clamp(min=1.0) if s.clip else torch.ones_like(norm)
         if note_adamw(norm.device):
@@ -129,51 +129,53 @@ class Adam:
 
 
 class Optimizer(Protocol):
-    """Who owns the float32 weights of a network, their moments and their gradient.
+    """Owner of a network's float32 weights, moments and gradient.
 
-    Where there are several processes, all of them call each method at the same time.
+    All methods are collective: every process must call them.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     adam: Adam
     is_sharded: bool
-    """Whether the network itself is divided, so that no process can run it alone."""
+    """Whether the network itself is sharded, so that no process can run it alone."""
 
     def clear(self) -> None:
-        """Makes the gradient zero."""
+        """Zeroes the gradient."""
 
     def grad_of(self, name: str) -> Tensor:
-        """The float32 gradient of a parameter, in its shape: what forms its gradient itself adds to it."""
+        """The float32 gradient of a parameter, in its shape; code that computes gradients itself adds to it."""
 
     def sync_next_backward(self) -> None:
-        """Says that the next backward pass is the last one of the update."""
+        """Marks the next backward pass as the last one of the update."""
 
     def step(self, lr: float, loss: Tensor | None = None) -> Tensor:
-        """One update; gives the norm of the gradient before clipping, on the device.
+        """Updates the weights; returns the norm of the gradient before clipping, on the device.
 
-        The gradient is summed over all processes. Where its norm or the loss is not finite, nothing changes.
+        The gradient is summed over all processes. Nothing changes if its norm or the loss is not finite.
         """
 
     def search_scales(self) -> None:
-        """Rounds the weights of quantization-aware training by the scales that a checkpoint would have."""
+        """Rounds the weights of quantization-aware training as a checkpoint would store them, with a search for the
+        scales.
+        """
 
     def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """(name, values) of every parameter, for one of KINDS; on the device, good until the next is asked for.
+        """Yields (name, values) of every parameter, for one of KINDS; on the device, valid until the next one.
 
-        Spoils the gradient.
+        Overwrites the gradient.
         """
 
     def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
-        """Lets `write` fill the values of every parameter, given its name and a tensor on the device.
+        """Calls `write` with the name and a tensor on the device of every parameter, to fill in its values.
 
-        Spoils the gradient.
+        Overwrites the gradient.
         """
 
 
 def states(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """What an exact continuation needs, the same whatever the number of processes: "master.NAME" and so on, "step".
+    """The state that resumes training exactly, for any number of processes: "master.NAME", ..., and "step".
 
-    Each tensor is good until the next is asked for.
+    Each tensor is valid until the next one.
     """
     for kind in KINDS:
         for name, tensor in optimizer.gather(kind):
@@ -182,7 +184,7 @@ def states(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_states(optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
-    """Takes over what `states` gave, beside which "rng" may stand. Raises CorruptError if it is another network's."""
+    """Loads what `states` yielded; "rng" is ignored. Raises CorruptError if it belongs to another network."""
     wanted = {f"{kind}.{name}" for kind in KINDS for name in optimizer.shapes} | {"step"}
     if wrong := sorted(wanted ^ (set(state) - {"rng"})):
         raise CorruptError("the saved optimizer state belongs to a different network", tensor=wrong[0])
@@ -200,19 +202,19 @@ def _read(state: Mapping[str, Tensor], kind: str, name: str, target: Tensor) -> 
 
 @dataclass(frozen=True, slots=True)
 class BufferSlice:
-    """Where a parameter lies in the flat buffers."""
+    """Position of a parameter in the flat buffers."""
 
     start: int
     shape: tuple[int, ...]
 
     def of(self, flat_P: Tensor) -> Tensor:
-        """Its view of a buffer."""
+        """The view of a buffer."""
         return flat_P[self.start : self.start + math.prod(self.shape)].view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A stretch of the flat buffers: whole parameters, all with weight decay or all without."""
+    """A range of the flat buffers: whole parameters, either all with weight decay or all without."""
 
     start: int
     stop: int
@@ -220,40 +222,39 @@ class Bucket:
     names: frozenset[str]
 
     def of(self, flat_P: Tensor) -> Tensor:
-        """Its view of a buffer."""
+        """The view of a buffer."""
         return flat_P[self.start : self.stop]
 
     def own(self, flat_P: Tensor, world: World) -> Tensor:
-        """The part of it that this process owns."""
+        """This process's shard of it."""
         return world.part(self.of(flat_P))
 
 
 class WeightRounding(Protocol):
-    """What rounds the compute copy of quantization-aware training; see `qat.Quantizer`."""
+    """Rounds the compute copy in quantization-aware training; see `qat.Quantizer`."""
 
     @property
     def alignment(self) -> int:
-        """No part of the flat buffers may begin off its multiples."""
+        """Every part of the flat buffers begins at a multiple of this many elements."""
 
     @property
     def is_searched(self) -> bool:
-        """Whether rounding with and without `searches` differs."""
+        """Whether rounding depends on `searches`."""
 
     def lay_out(self, slices: Mapping[str, BufferSlice]) -> None:
-        """Learns where the parameters lie."""
+        """Receives the positions of the parameters."""
 
     def begin(self, *, searches: bool = False) -> None:
-        """Begins to round all weights anew."""
+        """Called before all weights are rounded again."""
 
     def round(self, start: int, master_P: Tensor, compute_P: Tensor) -> None:
-        """Fills a part of the compute copy, from `start` on, where weights are rounded."""
+        """Rounds a part of the compute copy, which begins at element `start`."""
 
 
 class FlatAdamW:
-    """An Optimizer whose network is whole in every process; its parameters become views of the compute copy.
+    """An Optimizer of a network that every process holds whole; the parameters become views of the compute copy.
 
-    Gradients that autograd forms are added to the float32 buffer as soon as each is complete and are not kept
-    beside it.
+    Each gradient is added to the float32 buffer as soon as autograd completes it, and then freed.
     """
 
     is_sharded = False
@@ -265,9 +266,9 @@ class FlatAdamW:
         world: World | None = None,
         rounding: WeightRounding | None = None,
     ) -> None:
-        """The network computes in the dtype of its parameters from now on.
+        """From now on the network computes in the dtype of its parameters.
 
-        Its weights are rounded by `rounding` from the first `load` or update on.
+        Weights are rounded by `rounding` from the first `load` or update on.
         """
         self._parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
         self.shapes: Mapping[str, tuple[int, ...]] = {n: tuple(p.shape) for n, p in self._parameters.items()}
@@ -303,10 +304,11 @@ class FlatAdamW:
     # --- the gradient ---
 
     def clear(self) -> None:
-        """Makes the gradient zero."""
+        """Zeroes the gradient."""
         self.grad.zero_()
         self._awaited = None
-        # The last layer's is complete first; norms and biases, the last bucket, are so with the first layer's.
+        # The gradient of the last layer is complete first; the last bucket, norms and biases, needs the first layer
+        # too.
         self._unsent = sorted(self._buckets, key=lambda b: b.decays) if self._world.size > 1 else []
 
     def grad_of(self, name: str) -> Tensor:
@@ -314,8 +316,8 @@ class FlatAdamW:
         return self.slices[name].of(self.grad)
 
     def _adder(self, name: str) -> Callable[[Tensor], None]:
-        # Autograd keeps hooks where the garbage collector does not look: one that owned the optimizer, and through
-        # it the parameter that it belongs to, would keep both, and all their buffers, for ever.
+        # Autograd's references to hooks are invisible to the garbage collector: a hook that owned the optimizer, and
+        # thereby the hooked parameter, would leak both with all their buffers.
         total, reference = self.grad_of(name), weakref.ref(self)
 
         def add(parameter: Tensor) -> None:
@@ -332,12 +334,14 @@ class FlatAdamW:
         return add
 
     def sync_next_backward(self) -> None:
-        """Says that the next backward pass is the last one of the update."""
-        # All processes send in the same order, which makes the sums meet whatever the order of the hooks.
+        """Marks the next backward pass as the last one of the update."""
+        # All processes reduce in the same order, whatever the order of the hooks.
         self._awaited = set(self._formed) if self._formed else None
 
     def _send(self, awaited: set[str]) -> None:
-        """Begins to sum the buckets of which no gradient is awaited, up to the first of which one is."""
+        """Starts to reduce the buckets whose gradients are complete, up to the first one that still waits for a
+        gradient.
+        """
         while self._unsent and awaited.isdisjoint(self._unsent[-1].names):
             self._sending.append(self._world.reduce_scatter(self._unsent.pop().of(self.grad)))
 
@@ -345,7 +349,7 @@ class FlatAdamW:
 
     @torch.no_grad()
     def step(self, lr: float, loss: Tensor | None = None) -> Tensor:
-        """One update; gives the norm of the gradient before clipping, on the device. See Optimizer."""
+        """Updates the weights; returns the norm of the gradient before clipping, on the device. See Optimizer."""
         self._send(set())
         _wait(self._sending)
         grads = [bucket.own(self.grad, self._world) for bucket in self._buckets]
@@ -358,12 +362,12 @@ class FlatAdamW:
 
     @torch.no_grad()
     def search_scales(self) -> None:
-        """Rounds the weights by the scales of the codec. See Optimizer."""
+        """Rounds the weights with a search for the codec's scales. See Optimizer."""
         if self._rounding is not None and self._rounding.is_searched:
             self._publish(searches=True)
 
     def _publish(self, *, is_copied: bool = False, searches: bool = False) -> None:
-        """Gives the network the master weights as they are now; `is_copied` where only rounding is left to do."""
+        """Copies the current master weights to the network; with `is_copied` only rounding is left."""
         _wait(self._arriving)
         if self._rounding is not None:
             self._rounding.begin(searches=searches)
@@ -378,7 +382,7 @@ class FlatAdamW:
         *,
         is_copied: bool = False,
     ) -> list[Communication]:
-        """Begins to bring together what each process owns."""
+        """Starts to all-gather the parts that the processes own."""
         works = list[Communication]()
         for bucket, piece in zip(self._buckets, pieces, strict=True):
             own = bucket.own(whole_P, self._world)
@@ -394,14 +398,14 @@ class FlatAdamW:
 
     @torch.no_grad()
     def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """(name, values) of every parameter, for one of KINDS. See Optimizer."""
+        """Yields (name, values) of every parameter, for one of KINDS. See Optimizer."""
         _wait(self._gathering(self.adam.of(kind, self._masters), self.grad))
         for name, slice in self.slices.items():
             yield name, slice.of(self.grad)
 
     @torch.no_grad()
     def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
-        """Lets `write` fill the values of every parameter. See Optimizer."""
+        """Calls `write` to fill in the values of every parameter. See Optimizer."""
         for name, slice in self.slices.items():
             write(name, slice.of(self.grad))
         for bucket, piece in zip(self._buckets, self.adam.of(kind, self._masters), strict=True):
@@ -411,13 +415,13 @@ class FlatAdamW:
 
 
 def _wait(works: list[Communication]) -> None:
-    """Until all of what was begun is done, on a GPU without the host; then the list is empty."""
+    """Waits for the given communication (on a GPU the host does not wait) and empties the list."""
     while works:
         works.pop().wait()
 
 
 def global_norm(own: Tensor, world: World) -> Tensor:
-    """The Euclidean norm of a gradient, from that of the part that each process has; the same bits everywhere."""
+    """The norm of a sharded gradient, from the norm of this process's shard; bitwise equal in all processes."""
     square = own.square()
     world.all_reduce(square)
     return square.sqrt()
@@ -426,7 +430,7 @@ def global_norm(own: Tensor, world: World) -> Tensor:
 def _laid_out(
     shapes: Mapping[str, tuple[int, ...]], n: int, alignment: int = _ALIGNMENT
 ) -> tuple[dict[str, BufferSlice], list[Bucket]]:
-    """Slices and buckets for n processes; without others nothing is sent, and two buckets do."""
+    """Lays out slices and buckets for n processes; a single process needs two buckets only."""
     slices, buckets, end = dict[str, BufferSlice](), list[Bucket](), 0
     for decays in (True, False):
         start, names = end, list[str]()
@@ -450,17 +454,17 @@ def _up(value: int, step: int) -> int:
 
 
 def shard_weights(shape: Shape, dtype: torch.dtype, world: World) -> Decoder:
-    """A network that computes in `dtype`, divided among the processes; its values are to be written by `load`."""
+    """A network that computes in `dtype` and is sharded over the processes; fill in its values with `load`."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     decoder = Decoder(shape, dtype, "meta").float()
     mesh = init_device_mesh(world.device.type, (world.size,))
-    # Tables of rotations are float32 and stay so.
+    # Rotation tables stay float32.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for part in (*decoder.blocks, decoder):
         sharded = fully_shard(part, mesh=mesh, mp_policy=policy)
-        # The loss is a process's share of the mean, so its gradients are to be summed and not averaged.
+        # Each process's loss is its share of the mean, so gradients are summed, not averaged.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
     decoder.to_empty(device=world.device)
@@ -468,20 +472,19 @@ def shard_weights(shape: Shape, dtype: torch.dtype, world: World) -> Decoder:
 
 
 class ShardedAdamW:
-    """An `Optimizer` of a network that `shard_weights` made, for a student that does not fit one GPU.
+    """The Optimizer of a network from `shard_weights`, for a student that does not fit on one GPU.
 
-    A process holds an n-th of the rows of every parameter, in float32, with their moments and gradient. Whole, in
-    the network's dtype, are only a block while it runs, forward and backward, and the embedding, last norm and head
-    from the start of the forward pass to the end of the backward one, since the loss reads the head in between.
-    Gradients are summed in float32, by the process that has the rows, after every micro-batch. Only the head's is
-    formed whole, by the loss (`grad_of`), and summed once an update. So every process must run the network whenever
-    one does.
+    Each process holds one n-th of the rows of every parameter in float32, with their moments and gradient. Gathered, in
+    the network's dtype, are only: one block while it runs, forward and backward; and the embedding, last norm and head
+    from the start of the forward pass to the end of the backward pass, since the loss reads the head in between.
+    Gradients are reduced in float32 after every micro-batch. Only the gradient of the head is computed whole, by the
+    loss (`grad_of`), and reduced once per update. So all processes must run the network together.
     """
 
     is_sharded = True
 
     def __init__(self, network: torch.nn.Module, settings: Settings, world: World) -> None:
-        """The network's values are to be written by `load`."""
+        """Fill in the network's values with `load`."""
         self._world = world
         self._parameters: dict[str, Any] = dict(network.named_parameters())
         self.shapes: Mapping[str, tuple[int, ...]] = {n: tuple(p.shape) for n, p in self._parameters.items()}
@@ -491,37 +494,37 @@ class ShardedAdamW:
 
     @torch.no_grad()
     def _masters(self) -> list[Tensor]:
-        """The rows that this process has; asked for at each use, since FSDP may lay them elsewhere."""
+        """This process's rows; looked up at each use, since FSDP may move them."""
         return [p.to_local() for p in self._parameters.values()]
 
     def _padded(self, name: str) -> tuple[int, ...]:
-        """A parameter's shape with so many rows that all processes have as many; the last ones may have fewer."""
+        """A parameter's shape with its rows padded to a multiple of the number of processes."""
         rows, *rest = self.shapes[name]
         return (-(-rows // self._world.size) * self._world.size, *rest)
 
     # --- the gradient ---
 
     def clear(self) -> None:
-        """Makes the gradient zero."""
+        """Zeroes the gradient."""
         for parameter in self._parameters.values():
             parameter.grad = None
         for buffer in self._formed.values():
             buffer.zero_()
 
     def grad_of(self, name: str) -> Tensor:
-        """The float32 gradient of a parameter that autograd forms none of, or only a part of. See Optimizer."""
+        """The float32 gradient of a parameter that the loss computes, at least in part. See Optimizer."""
         if name not in self._formed:
             self._formed[name] = torch.zeros(self._padded(name), device=self._world.device)
         return self._formed[name][: self.shapes[name][0]]
 
     def sync_next_backward(self) -> None:
-        """FSDP sums every micro-batch by itself."""
+        """Does nothing: FSDP reduces every micro-batch."""
 
     def search_scales(self) -> None:
-        """Its weights are never rounded."""
+        """Does nothing: the weights are never rounded."""
 
     def _grad(self, name: str, own: Tensor) -> Tensor:
-        """This process's rows of the summed gradient."""
+        """This process's rows of the reduced gradient."""
         found = self._parameters[name].grad
         grad = torch.zeros_like(own) if found is None else found.to_local()
         if name in self._formed:
@@ -534,7 +537,7 @@ class ShardedAdamW:
 
     @torch.no_grad()
     def step(self, lr: float, loss: Tensor | None = None) -> Tensor:
-        """One update; gives the norm of the gradient before clipping, on the device. See Optimizer."""
+        """Updates the weights; returns the norm of the gradient before clipping, on the device. See Optimizer."""
         masters = self._masters()
         grads = [self._grad(name, own) for name, own in zip(self.shapes, masters, strict=True)]
         norm = global_norm(get_total_norm(grads), self._world)
@@ -545,7 +548,7 @@ class ShardedAdamW:
 
     @torch.no_grad()
     def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """(name, values) of every parameter, for one of KINDS, one whole at a time. See Optimizer."""
+        """Yields (name, values) of every parameter, for one of KINDS, gathering one at a time. See Optimizer."""
         for (name, shape), own in zip(self.shapes.items(), self.adam.of(kind, self._masters()), strict=True):
             whole = torch.empty(self._padded(name), device=own.device)
             self._world.part(whole)[: len(own)] = own
@@ -554,7 +557,7 @@ class ShardedAdamW:
 
     @torch.no_grad()
     def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
-        """Lets `write` fill the values of every parameter, one whole at a time. See Optimizer."""
+        """Calls `write` to fill in the values of every parameter, one at a time. See Optimizer."""
         for (name, shape), own in zip(self.shapes.items(), self.adam.of(kind, self._masters()), strict=True):
             whole = torch.zeros(self._padded(name), device=own.device)
             write(name, whole[: shape[0]])
@@ -565,10 +568,11 @@ class ShardedAdamW:
 
 
 def learning_rate(step: int, *, peak: float, total: int, warmup: int, final: float) -> float:
-    """Linear warm-up, then half a cosine down to a share of the peak: the rate of update `step` (0 is the first).
+    """The learning rate of update `step` (from 0): linear warmup, then cosine decay to `final` times the peak.
 
-    peak * (step + 1) / warmup for step < warmup, then peak * (final + (1 - final) * (1 + cos(pi * t)) / 2) with t
-    running from 0 to 1 at the last update; `final` is a share of the peak, which also holds beyond `total`.
+    peak * (step + 1) / warmup for step < warmup, then peak * (final + (1 - final) * (1 + cos(pi * t)) / 2), where t
+    grows
+    from 0 to 1 at the last update and stays 1 beyond `total`.
     """
     if step < warmup:
         return peak * (step + 1) / warmup

@@ -89,7 +89,7 @@ class Recorder:
         self._stream = stream
         self._panel = Panel(stream) if stream is not None and fits(stream) else None
         self._lock = threading.RLock()
-        self._said_at = time.monotonic()
+        self._logged_at = time.monotonic()
         self._track: Track | None = None
 
     def begin(
@@ -128,7 +128,7 @@ class Recorder:
             with self._lock, open(self._path, "a", encoding="utf-8") as file:
                 file.write(text + "\n")
         except OSError:  # a full disk makes the next save fail, with its own message
-            self.say("metrics cannot be written: the disk may be full")
+            self.log("metrics cannot be written: the disk may be full")
         if self._track is not None:
             with self._tracking():
                 self._track(event, plain)
@@ -139,7 +139,7 @@ class Recorder:
             yield
         except Exception as error:  # of a library that training does not depend on
             self._track = None
-            self.say(f"--log-to failed and is now off: {type(error).__name__}: {error}")
+            self.log(f"--log-to failed and is now off: {type(error).__name__}: {error}")
 
     def step(self, values: StepValues, *, total: int, mean: StepValues | None = None) -> None:
         """Records a step, in the file and the panel; `mean` is printed as a line without a panel."""
@@ -147,23 +147,23 @@ class Recorder:
         if self._panel is not None:
             self._show(lambda panel: panel.step(values, total))
         elif mean is not None:
-            self.say(line(mean, total))
+            self.log(line(mean, total))
 
     def doing(self, words: str) -> None:
         """Shows a long activity other than steps ("": none): in the panel, elsewhere as an occasional line."""
         if self._panel is not None:
             self._show(lambda panel: panel.doing(words))
-        elif words and time.monotonic() - self._said_at >= _RARELY_S:
-            self.say(words)
+        elif words and time.monotonic() - self._logged_at >= _RARELY_S:
+            self.log(words)
 
     def notice(self, words: str) -> None:
         """Shows a notice until the end: in the panel immediately, elsewhere as a line."""
         if self._panel is not None:
             self._show(lambda panel: panel.notice(words))
         else:
-            self.say(words)
+            self.log(words)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Prints a line of text."""
         if self._panel is not None:
             self._show(lambda panel: panel.above(text))
@@ -180,7 +180,7 @@ class Recorder:
     def _put(self, text: str) -> None:
         if self._stream is None or not text:
             return
-        self._said_at = time.monotonic()
+        self._logged_at = time.monotonic()
         try:
             with self._lock:
                 self._stream.write(text)

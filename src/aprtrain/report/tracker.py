@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 from aprfmt.errors import MissingDependencyError
 
@@ -57,11 +57,11 @@ def _pass_on(put: _Put, close: Callable[[], None], event: str, values: Mapping[s
         close()
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-_Put = Callable[[dict[str, Any], int], None]
+_Put = Callable[[dict[str, float], int], None]
 
 
 def _tensorboard(folder: Path, config: Mapping[str, object], resumed: int | None) -> tuple[_Put, Callable[[], None]]:
@@ -69,7 +69,7 @@ def _tensorboard(folder: Path, config: Mapping[str, object], resumed: int | None
     writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
     writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in config.items()))
 
-    def put(numbers: dict[str, Any], step: int) -> None:
+    def put(numbers: dict[str, float], step: int) -> None:
         for name, value in numbers.items():
             writer.add_scalar(name, value, step)
 

@@ -6,6 +6,7 @@ Shape suffixes: P labelled positions, K ids known of each, R temperatures.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.formats.teacher_files import AGAIN, Answer, Places, TeacherFiles
 from aprfmt.types import Array
 from aprtrain.loss.topk import TopK
+from aprtrain.world import copy_to
 
 
 class TopKTargets(NamedTuple):
@@ -26,11 +28,8 @@ class TopKTargets(NamedTuple):
     label_P: Tensor
 
     def to(self, device: torch.device) -> TopKTargets:
-        """The same on a device; copies to a GPU do not wait."""
-
-        def moved(x: Tensor) -> Tensor:
-            return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
-
+        """Moves the targets to a device; copies to a GPU are asynchronous."""
+        moved = partial(copy_to, device=device)
         return TopKTargets(moved(self.index_P), TopK(*map(moved, self.top)), moved(self.label_P))
 
 
@@ -49,7 +48,7 @@ class TeacherTargets:
         self._column = files.facts.temperatures.index(temperature)
 
     def __call__(self, windows: Sequence[int]) -> TopKTargets:
-        """The batch of these windows, of which negative ones are empty. Raises as Shard.read, RefusedError."""
+        """The targets of a batch of these windows; negative ones are empty. Raises as Shard.read, RefusedError."""
         found: list[tuple[Array, ...]] = []
         for row, window in enumerate(windows):
             if window < 0:
@@ -64,7 +63,7 @@ class TeacherTargets:
                 raise RefusedError(
                     f"teacher id {int(a.ids_PK.max())} exceeds the student's {self._n_ids}", path=shard.path
                 )
-            rest = self._rest(a, self._temperature, self._column), self._rest(a, 1.0, 0)
+            rest = self._residual(a, self._temperature, self._column), self._residual(a, 1.0, 0)
             index = a.positions_P.astype(np.int64) + row * self._seq_len
             ids, logprobs = a.ids_PK[:, : self._k].astype(np.int64), a.logprobs_PK[:, : self._k]
             found.append((index, ids, logprobs, *rest, a.label_P))
@@ -73,9 +72,9 @@ class TeacherTargets:
         columns = [torch.from_numpy(np.concatenate(column)) for column in zip(*found, strict=True)]
         return TopKTargets(columns[0], TopK(*columns[1:5]), columns[5])
 
-    def _rest(self, a: Answer, temperature: float, column: int) -> Array:
+    def _residual(self, a: Answer, temperature: float, column: int) -> Array:
         """The mass of all ids behind the first k, float32."""
-        rest = a.rest_PR[:, column].astype(np.float64).clip(0, 1)
+        rest = a.residual_PR[:, column].astype(np.float64).clip(0, 1)
         if self._k < a.ids_PK.shape[1]:
             p_PK = np.exp((a.logprobs_PK - a.logprobs_PK[:, :1]).astype(np.float64) / temperature)
             rest += (1 - rest) * p_PK[:, self._k :].sum(1) / p_PK.sum(1)

@@ -383,7 +383,7 @@ class Teacher:
 
     @property
     def dropped_weight(self) -> Tensor | None:
-        """The rows [R, D] of the head for tokens that only the teacher has; None if there are none."""
+        """The rows [R, D] of the head for tokens that only the teacher has, or None."""
         rows = self.vocabulary.dropped_rows
         return self.decoder.head_rows(rows.stop)[rows] if rows.start < rows.stop else None
 

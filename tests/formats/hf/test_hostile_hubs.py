@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from demo_model import build
@@ -521,15 +521,15 @@ def test_no_redirect_leaves_tls() -> None:
         return SimpleNamespace(url=SimpleNamespace(scheme=scheme))
 
     for before, after in (("https", "https"), ("http", "https"), ("http", "http")):
-        hub_requests._check_redirect(SimpleNamespace(request=request(before), next_request=request(after)), [])
+        hub_requests._check_redirect(SimpleNamespace(request=request(before)), request(after), 1)
     with pytest.raises(StorageError, match="unencrypted"):
-        hub_requests._check_redirect(SimpleNamespace(request=request("https"), next_request=request("http")), [])
+        hub_requests._check_redirect(SimpleNamespace(request=request("https")), request("http"), 1)
 
 
 def test_a_thread_that_is_given_up_ends() -> None:
     threads: list[threading.Thread] = []
 
-    def send() -> None:
+    def send() -> NoReturn:
         threads.append(threading.current_thread())
         while True:
             time.sleep(0.01)

@@ -15,7 +15,7 @@ from aprfmt.errors import UsageError
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.loss.head import HeadOut, Softcaps, distill_head, head_bytes
 from aprtrain.loss.objective import Kind, Objective
-from aprtrain.loss.topk import TopK, know, sparse
+from aprtrain.loss.topk import TopK, sparse, top_k_of
 
 KINDS: list[Kind] = ["forward", "reverse", "jsd"]
 
@@ -23,7 +23,7 @@ KINDS: list[Kind] = ["forward", "reverse", "jsd"]
 def top_of(p: Problem, k: int, temperature: float) -> TopK:
     """What files would say of the problem's teacher."""
     logits = p.t.double() @ p.wt[: p.vocabulary.n_real].double().T
-    ids, logprobs, rest = know(logits, k, (temperature, 1.0))
+    ids, logprobs, rest = top_k_of(logits, k, (temperature, 1.0))
     return TopK(ids, logprobs.to(p.x.dtype), rest[:, 0].to(p.x.dtype), rest[:, 1].to(p.x.dtype))
 
 
@@ -183,7 +183,7 @@ def test_the_others_are_pushed_as_one() -> None:
     """The gradient on an id that the teacher says nothing of goes by the mass of all others, not to zero."""
     p = problem(20, 40, 48, 64).to(torch.float64)
     top = top_of(p, 4, 1.0)
-    more = top._replace(rest_N=top.rest_N.clamp(max=0.4) + 0.5)
+    more = top._replace(residual_N=top.residual_N.clamp(max=0.4) + 0.5)
     less, much = (run(p, Objective(1.0, 1.0), some)[2] for some in (top, more))
     assert float((much - less).abs().max()) > 1e-3
 
@@ -198,7 +198,9 @@ def test_chunks_buffers_and_lost_mass() -> None:
     assert torch.allclose(buffer - 1, dw, rtol=1e-9)
     assert none.abs().max() == 0
     assert torch.allclose(first.loss, second.loss, rtol=1e-12)
-    none_left = run(p, objective, top._replace(rest_N=torch.zeros(29).double(), rest1_N=torch.zeros(29).double()))
+    none_left = run(
+        p, objective, top._replace(residual_N=torch.zeros(29).double(), residual1_N=torch.zeros(29).double())
+    )
     assert all(bool(torch.isfinite(value).all()) for value in (*none_left[0], *none_left[1:]))
 
 

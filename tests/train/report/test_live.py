@@ -133,13 +133,13 @@ def test_steps_without_a_label_are_no_part_of_a_mean() -> None:
 
 def test_the_panel_stays_in_place_and_lines_stand_above_it(clock: Callable[[float], None]) -> None:
     terminal, recorder = shown(100)
-    recorder.say("first words")
+    recorder.log("first words")
     for n in range(1, 21):
         clock(1)
         recorder.step(values(n), total=40)
     clock(1)
     recorder.record("evaluation", {"step": 20, "kl": 0.25, "ce": 2.5})
-    recorder.say("words of step 20")
+    recorder.log("words of step 20")
     clock(1)
     recorder.record("checkpoint", {"step": 20, "bytes": 5})
     clock(75)

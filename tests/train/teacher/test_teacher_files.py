@@ -260,7 +260,7 @@ def test_ids_of_any_size_come_back_and_log_probabilities_within_a_step(tmp_path:
     found = TeacherShard(tmp_path / "train-00001-of-00001.safetensors").read(0)
     assert np.array_equal(found.ids_PK, ids)
     assert np.abs(found.logprobs_PK - logprobs).max() <= 1 / 4096 + 1e-6
-    assert np.array_equal(found.rest_PR, answer.rest_PR)
+    assert np.array_equal(found.residual_PR, answer.residual_PR)
     assert replace(facts, k=64, n_ids=min(n_ids, 262_144), temperatures=(1.0, 2.0, 3.0, 4.0)).row_bytes <= 300
 
 

@@ -66,7 +66,7 @@ def test_every_server_says_what_files_of_its_model_do(
         assert np.array_equal(a.positions_P, b.positions_P)
         assert np.allclose(a.logprobs_PK, b.logprobs_PK, atol=2e-3)
         assert np.allclose(a.label_P, b.label_P, atol=1e-4)
-        assert np.allclose(a.rest_PR, b.rest_PR, atol=1e-4)
+        assert np.allclose(a.residual_PR, b.residual_PR, atol=1e-4)
     assert TeacherFiles(tmp_path / "theirs").facts.teacher == "org/big"
 
 

@@ -81,7 +81,7 @@ def _restored(c: Canonical, work: Work, format: str) -> Output | None:
 
 
 def _turned(tensor: CanonicalTensor, name: str) -> CanonicalTensor:
-    """The same with the last two dimensions swapped."""
+    """The tensor with its last two dimensions swapped."""
     *n, rows, columns = tensor.shape
     after = ((*n, columns, rows),)
     if tensor.mapping is not None and tensor.mapping.transposed and tensor.inverse:
@@ -242,7 +242,7 @@ def _other_texts(c: Canonical) -> dict[str, bytes]:
 
 def peft_contents(c: Canonical, adapter: Adapter) -> tuple[Named, dict[str, object]]:
     """The tensors of a PEFT folder by name, and its config."""
-    pairs = _as_told(adapter, _as_parameters(c, adapter, factors.to_hf(adapter, c.model.path)))
+    pairs = _with_stated_scales(adapter, _as_parameters(c, adapter, factors.to_hf(adapter, c.model.path)))
     row = adapter.of.row if adapter.of is not None else None
     stacks = sorted(name for name, pair in pairs.items() if len(pair.shape) == 3)
     parameters = sorted({_relative(name) for name in stacks})
@@ -276,7 +276,7 @@ def peft_contents(c: Canonical, adapter: Adapter) -> tuple[Named, dict[str, obje
     return named, _peft_config(adapter, pairs, parameters)
 
 
-def _as_told(adapter: Adapter, pairs: Mapping[str, LoraPair]) -> dict[str, LoraPair]:
+def _with_stated_scales(adapter: Adapter, pairs: Mapping[str, LoraPair]) -> dict[str, LoraPair]:
     """The pairs with the ranks and scales of the source config, if the factors allow it."""
     if lora.is_mlx(adapter.config) or "r" not in adapter.config:
         return dict(pairs)
@@ -336,7 +336,7 @@ def _side_by_side(tensor: CanonicalTensor, is_a: bool) -> CanonicalTensor:
 def _peft_config(adapter: Adapter, pairs: Mapping[str, LoraPair], parameters: Sequence[str]) -> dict[str, object]:
     """adapter_config.json: that of the source, if it still matches."""
     own: dict[str, object] = {} if lora.is_mlx(adapter.config) else dict(adapter.config)
-    if "r" in own and _says_so(own, pairs):
+    if "r" in own and _yields_scales(own, pairs):
         return own
     ranks = Counter(pair.rank for pair in pairs.values())
     rank = ranks.most_common(1)[0][0] if ranks else adapter.rank
@@ -367,7 +367,7 @@ def _peft_config(adapter: Adapter, pairs: Mapping[str, LoraPair], parameters: Se
     return {**made, **own, **told}
 
 
-def _says_so(body: Mapping[str, object], pairs: Mapping[str, LoraPair]) -> bool:
+def _yields_scales(body: Mapping[str, object], pairs: Mapping[str, LoraPair]) -> bool:
     """Whether a config yields the rank and scale of every pair."""
     config = lora.read_config(body, "")
     for name, pair in pairs.items():

@@ -48,7 +48,8 @@ from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import FileLayout, Literal
 from aprfmt.text import first_few, plural
 from aprfmt.tokenizer import ggml
-from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer
+from aprfmt.tokenizer.data import NO_VOCABULARY
+from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.tokenizer.pre import age_note
 
 

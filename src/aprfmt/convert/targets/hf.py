@@ -40,9 +40,9 @@ from aprfmt.io.source import is_folder
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD, to_card
 from aprfmt.tokenizer import hf_write
+from aprfmt.tokenizer.data import NAMED_TEMPLATES, NO_VOCABULARY
 from aprfmt.tokenizer.hf import has_vocabulary, is_tokenizer_file, read_files
 from aprfmt.tokenizer.hf_specials import chat_templates
-from aprfmt.tokenizer.model import NAMED_TEMPLATES, NO_VOCABULARY
 from aprfmt.trust.signature import FOLDER_SIGNATURE
 from aprfmt.types import JsonObject
 

@@ -19,7 +19,7 @@ from aprfmt.inspection.lint.common import (
 )
 from aprfmt.inspection.validate import Check, Subject
 from aprfmt.text import first_few, plural
-from aprfmt.tokenizer.model import TokenType
+from aprfmt.tokenizer.data import TokenType
 
 _CHAT_NAME = re.compile(r"(?:^|[-_. ])(?:instruct|chat|it|sft|dpo|rlhf|assistant)(?:$|[-_. ])", re.IGNORECASE)
 _CHAT_TOKENS = (
