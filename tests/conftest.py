@@ -20,6 +20,7 @@ import mergekit_peer
 import pytest
 import skips
 from converter_peer import ConverterPeer
+from doc_pages import on_two_processors
 from llama_peer import LlamaPeer
 from tiny_models import BYTES, build
 from tiny_models import CASES as TINY_CASES
@@ -260,3 +261,13 @@ def carried_gguf(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtu
         return path
 
     return get
+
+
+@pytest.fixture(scope="module")
+def two_processors() -> Iterator[None]:
+    """`on_two_processors` while the tests of a module run."""
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    on_two_processors()
+    yield
+    if before is not None:
+        os.sched_setaffinity(0, before)
