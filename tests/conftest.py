@@ -20,6 +20,7 @@ import mergekit_peer
 import pytest
 import skips
 from converter_peer import ConverterPeer
+from doc_pages import on_two_processors
 from llama_peer import LlamaPeer
 from processor_times import recorded
 from tiny_models import BYTES, build
@@ -273,3 +274,13 @@ def carried_gguf(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtu
         return path
 
     return get
+
+
+@pytest.fixture(scope="module")
+def two_processors() -> Iterator[None]:
+    """`on_two_processors` while the tests of a module run."""
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    on_two_processors()
+    yield
+    if before is not None:
+        os.sched_setaffinity(0, before)

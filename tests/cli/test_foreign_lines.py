@@ -6,13 +6,11 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from demo_model import build
-from doc_pages import on_two_processors
 from hub_server import attach, serve
 from plain_models import write_adapter, write_folder
 from train_corpora import functions
@@ -22,6 +20,8 @@ from aprfmt.cli import habits, other_tools
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.group import build as build_group
 from aprfmt.cli.output import out
+
+pytestmark = pytest.mark.usefixtures("two_processors")
 
 LINES = Path(__file__).with_name("foreign_lines.txt").read_text().splitlines()[2:]
 FOREIGN = dict(zip(LINES[::2], (line.strip() for line in LINES[1::2]), strict=True))
@@ -84,15 +84,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     aprfmt.edit_metadata(root / "m.gguf", values)
     return root
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_processors() -> Iterator[None]:
-    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    on_two_processors()
-    yield
-    if before is not None:
-        os.sched_setaffinity(0, before)
 
 
 @pytest.mark.llama

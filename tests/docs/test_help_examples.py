@@ -13,14 +13,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from arch_models import CACHE, write_tokenizers
 from demo_model import build
-from doc_pages import on_two_processors
 from hub_server import serve
 from plain_models import Weights, write_adapter, write_folder, write_seeing_folder
 from plain_models import weights as plain_weights
@@ -33,6 +31,8 @@ from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.main import run
 from aprfmt.formats.apr1_edit import encrypt_file
 from aprfmt.trust.keys import generate, read_public
+
+pytestmark = pytest.mark.usefixtures("two_processors")
 
 VECTORS = Path(__file__).resolve().parents[2] / "fixtures" / "vectors" / "golden"
 MAY_BE_1 = {"diff", "lint", "qa", "vocab", "bench", "doctor"}
@@ -75,15 +75,6 @@ def write_deep(folder: Path) -> Path:
 
 
 TRAINING = "--device cpu --steps 1 --seq-len 32 --tokens-per-step 64 --micro-tokens 64 --eval-tokens 64 --held-out 0.1"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_processors() -> Iterator[None]:
-    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    on_two_processors()
-    yield
-    if before is not None:
-        os.sched_setaffinity(0, before)
 
 
 @pytest.fixture(scope="module")

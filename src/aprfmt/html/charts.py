@@ -15,11 +15,11 @@ from aprfmt.text import format_number
 WIDTH, HEIGHT = 400.0, 214.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 8.0, 10.0, 38.0
 _POINTS = 400
-"""Points of a drawn curve at most: one a unit of the view box."""
+"""Maximum number of points of a curve: one per unit of the view box."""
 _NOISY = 60
-"""From so many points on a curve gets a mean over its neighbours beside it."""
+"""Minimum number of points of a curve that is also drawn smoothed."""
 _LOG_RATIO = 30.0
-"""A positive curve that spans more than this is drawn over a logarithmic axis."""
+"""Ratio above which a positive curve has a logarithmic axis."""
 _ROUNDING = 1e-9
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
@@ -42,7 +42,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment that every curve shows as an upright line; a `bad` one in red."""
+    """An event, drawn as a vertical line; red if `bad`."""
 
     x: float
     words: str
@@ -55,14 +55,14 @@ class Chart:
 
     Attributes:
         title: of the figure.
-        series: what is drawn; those without a point are left out.
-        x_name, y_name: what the axes measure, with the unit.
-        kind: of the y values: "number", "count" (of tokens or the like) or "percent" (shares of one).
-        x_kind: of the x values; also "whole" (layers, runs), which no axis divides.
-        latest: the legend says the last value of each series, as of what goes on in time.
+        series: the curves; those without a point are left out.
+        x_name, y_name: axis titles, with the unit.
+        kind: of the y values: "number", "count" (of tokens or the like) or "percent" (fractions of one).
+        x_kind: of the x values; also "whole" (layers, runs), with ticks at integers only.
+        latest: show the last value of each series in the legend, as for a running process.
         zero: the y axis begins at zero.
-        x_range, y_range: the ends of the axes, where several charts share them.
-        marks: upright lines.
+        x_range, y_range: limits of the axes, if several charts share them.
+        marks: vertical lines.
     """
 
     title: str
@@ -79,19 +79,19 @@ class Chart:
 
     @property
     def values(self) -> list[float]:
-        """Every y of every series."""
+        """The y values of every series."""
         return [y for s in self.series for y in s.ys if y is not None]
 
     @property
     def is_log(self) -> bool:
-        """Whether the y axis is logarithmic: shares of one never are."""
+        """Whether the y axis is logarithmic; never for fractions of one."""
         ends = self.y_range or (min(self.values, default=0.0), max(self.values, default=0.0))
         return self.kind != "percent" and not self.zero and ends[0] > 0 and ends[1] / ends[0] > _LOG_RATIO
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From values to units of the view box."""
+    """Maps values to units of the view box."""
 
     low: float
     high: float
@@ -101,7 +101,7 @@ class Axis:
     is_whole: bool = False
 
     def at(self, value: float) -> float:
-        """Where `value` lies."""
+        """Position of `value`."""
         if self.is_log:
             share = math.log(value / self.low) / math.log(self.high / self.low)
         else:
@@ -109,7 +109,7 @@ class Axis:
         return self.start + share * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Round values between the ends, about four."""
+        """About four round values within the limits."""
         found = _log_ticks(self.low, self.high) if self.is_log else _ticks(self.low, self.high)
         return [value for value in found if abs(value - round(value)) < _ROUNDING] if self.is_whole else found
 
@@ -144,7 +144,7 @@ def _y_axis(chart: Chart, start: float, end: float) -> Axis:
 def thin(
     xs: Sequence[float], ys: Sequence[float | None]
 ) -> tuple[list[float], list[float | None], list[tuple[float, float] | None]]:
-    """At most _POINTS points: means of neighbours, and the least and largest of each (empty where none is lost)."""
+    """At most _POINTS points: of each range the mean, minimum and maximum (empty if nothing is lost)."""
     n = len(xs)
     if n <= _POINTS:
         return list(xs), list(ys), []
@@ -159,17 +159,17 @@ def thin(
 
 
 def _smooth(ys: Sequence[float | None]) -> list[float | None]:
-    """Means over a window of 4 % of the points, less at the ends; a gap stays one."""
+    """Means over a window of 4 % of the points, smaller at the ends; gaps stay gaps."""
     n, out = len(ys), list[float | None]()
     for i, y in enumerate(ys):
-        half = min(max(1, n // 50), i, n - 1 - i)  # as far to both sides, or the ends would bend
+        half = min(max(1, n // 50), i, n - 1 - i)  # symmetric, or the ends would bend
         near = [v for v in ys[max(0, i - half) : i + half + 1] if v is not None]
         out.append(None if y is None else fmean(near))
     return out
 
 
 def draw(chart: Chart) -> str:
-    """A figure with its legend; "" where no series has a point."""
+    """A figure with its legend; "" if no series has a point."""
     drawn = [s for s in chart.series if any(y is not None for y in s.ys)]
     if not drawn:
         return ""
@@ -198,7 +198,7 @@ def draw(chart: Chart) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Curve:
-    """A series as it is drawn: thinned, and smoothed where it is noisy."""
+    """A series prepared for drawing: thinned, and smoothed if it is noisy."""
 
     series: Series
     xs: list[float]
@@ -214,7 +214,7 @@ class _Curve:
 
     @property
     def is_smoothed(self) -> bool:
-        """Whether the bold line shows means."""
+        """Whether the bold line is a smoothed one."""
         spread = any(span is not None and span[0] < span[1] for span in self.spans)
         return bool(self.smooth) or (self.series.look == "line" and spread)
 
@@ -228,9 +228,9 @@ def histograms(
     x_name: str = "value",
     y_name: str = "share of the fullest bin",
 ) -> str:
-    """Rows of bins from -reach to reach, one above the other, each as high as its fullest bin; "" without rows.
+    """Stacked histograms: rows of bins from -reach to reach, each scaled to its fullest bin; "" without rows.
 
-    `labels` stand beside the first row, on top, and the last.
+    `labels` are shown beside the first row, above the rows, and beside the last row.
     """
     if not rows or not rows[0]:
         return ""
@@ -253,7 +253,7 @@ def histograms(
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar from zero to `value`, with a whisker from `low` to `high`."""
+    """A bar from zero to `value`, with a whisker from `low` to `high`."""
 
     name: str
     value: float
@@ -263,7 +263,7 @@ class Bar:
 
 
 def bars(title: str, rows: Sequence[Bar], x_name: str) -> str:
-    """Bars from zero, one below the other, each under its name; "" without rows."""
+    """Horizontal bars from zero, each under its name; "" without rows."""
     if not rows:
         return ""
     x = Axis(0.0, max(1e-9, *(row.high for row in rows)) * 1.04, _RIGHT, WIDTH - 2 * _RIGHT)
@@ -283,7 +283,7 @@ def bars(title: str, rows: Sequence[Bar], x_name: str) -> str:
 
 
 def _figure(title: str, said: str, body: Sequence[str], height: float, *, legend: str = "", data: str = "") -> str:
-    """A figure of SVG elements; `said` is read out for them, `data` is what page.js shows under pointer and keys."""
+    """A figure of SVG elements; `said` is its text for screen readers, `data` what page.js shows on hover and keys."""
     bound = f' data-chart="{text(data)}"' if data else ""
     cursor = f'<line class="cursor" y1="{_TOP:g}" y2="{height - _BOTTOM:g}" visibility="hidden"/>' if data else ""
     keys = " tabindex=0" if data else ""
@@ -303,7 +303,7 @@ def _percent(value: float) -> str:
 
 
 def _count(value: float) -> str:
-    """As text.format_count has it, without digits that say nothing."""
+    """text.format_count without trailing zeros."""
     limit, unit = next(((limit, f" {unit}") for limit, unit in _COUNTS if abs(value) >= limit), (1.0, ""))
     return f"{value / limit:.4g}{unit}"
 
@@ -321,7 +321,7 @@ def _note(words: str) -> str:
 
 
 def _entry(curve: _Curve, say: Callable[[float], str] | None) -> str:
-    """What the legend says of a series: its colour, name and, with `say`, last value, and whether that is a mean."""
+    """Legend entry of a series: colour, name and, with `say`, last value and whether it is a mean."""
     s = curve.series
     known = [y for y in curve.ys if y is not None]
     last = fmean(known[-max(1, len(known) // 25) :]) if curve.smooth else known[-1]

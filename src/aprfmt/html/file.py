@@ -1,4 +1,4 @@
-"""A page as a file."""
+"""Writes pages to files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from aprfmt.types import PathLike
 
 
 def check_page(path: PathLike, *, also: tuple[str, ...] = ()) -> None:
-    """Raises UsageError unless `path` is named as a page, or as `also` has it."""
+    """Raises UsageError unless `path` has the suffix of a page, or one in `also`."""
     if not os.fspath(path).lower().endswith((".html", ".htm", *also)):
         raise UsageError("the page is HTML: -o page.html" + "".join(f", or -o page{s}" for s in also), path=path)
 
 
 def write_page(path: PathLike, content: str | bytes, *, force: bool = False) -> None:
-    """Writes a page whole or not at all; an existing file is replaced with `force` only."""
+    """Writes a page atomically; replaces an existing file only with `force`."""
     data = content.encode() if isinstance(content, str) else content
     write_file(os.fspath(path), FileLayout(os.path.basename(path), [Literal(data)]), WriteOptions(force=force))

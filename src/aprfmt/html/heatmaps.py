@@ -23,9 +23,10 @@ class Cell:
 
 
 def against_median(values: Sequence[float]) -> list[tuple[float, int, float]]:
-    """(strength, colour, ratio) of each value against the median of all: full colour from a quarter and fourfold on.
+    """(strength, colour, ratio) of each value relative to the median; full strength below a quarter and above four
+    times.
 
-    Colour 0 is above the median, 1 below. Where the median is not positive, only other values have a colour.
+    Colour 0 is above the median, 1 below. If the median is not positive, only values that differ from it have a colour.
     """
     middle = median(values) if values else 0.0
     found = []
@@ -38,7 +39,7 @@ def against_median(values: Sequence[float]) -> list[tuple[float, int, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Legend:
-    """What the colours mean: words of single ones, a ramp of the first colour from pale to full, a remark."""
+    """Legend: words for single colours, a ramp of the first colour from pale to full, a remark."""
 
     cells: Sequence[tuple[str, Cell]] = ()
     ramp: tuple[str, str] | None = None

@@ -1,4 +1,4 @@
-"""What notebooks show of a value: small tables and figures among the pages of others, so without a page's styles."""
+"""HTML representations in notebooks: small tables and figures, without a page's styles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STYLE = (
 
 
 def small_table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
-    """A table, every cell escaped; without a `header` the first cell of a row is its title."""
+    """A table with every cell escaped; without a `header` the first cell of each row is its title."""
 
     def line(cells: Sequence[object], first: str, rest: str) -> str:
         tags = (first, *[rest] * (len(cells) - 1))
@@ -26,5 +26,5 @@ def small_table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) ->
 
 
 def small_figure(figure: str) -> str:
-    """A chart of charts.py with the few styles that it needs, bound to it alone."""
+    """A chart of charts.py with the styles that it needs, scoped to it."""
     return f'<div class="aprfmt"><style>{_STYLE}</style>{figure}</div>' if figure else ""

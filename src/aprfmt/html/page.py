@@ -1,7 +1,7 @@
-"""HTML pages that stand alone: no network, no libraries, light and dark, any width, paper, keyboard.
+"""Self-contained HTML pages: no network, no libraries; light and dark mode, any width, print, keyboard.
 
-Every function gives a piece of HTML, by a macro of pieces.html, where everything is escaped by `text`. Charts and heat
-maps: charts.py, heatmaps.py; colours and paper: page.css; what answers to pointer, keys and search: page.js.
+Each function returns HTML, rendered by a macro of pieces.html, which escapes everything by `text`. See charts.py and
+heatmaps.py for figures, page.css for colours and print, page.js for pointer, keys and search.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 LIVE_POLICY = f"{_POLICY}; connect-src 'self'"
-"""The Content-Security-Policy of a page that is served: it may ask its own server."""
+"""Content-Security-Policy of a served page, which may send requests to its own server."""
 
 Tone = tuple[str, str]
-"""Words and their colour: "good", "bad", "warn" or "" for none."""
+"""Text and its colour: "good", "bad", "warn" or "" for none."""
 
 
 def _read(name: str) -> str:
@@ -54,7 +54,7 @@ def text(value: object) -> str:
 def page(title: str, parts: Iterable[str], *, live: bool = False, viewer: bool = False) -> str:
     """A whole document with `parts` in its body.
 
-    A `live` one asks the server that it came from for newer parts; one with a `viewer` has an explorer or a slider.
+    With `live` it polls its server for newer parts; with `viewer` it contains an explorer or a slider.
     """
     scripts = ["page.js", *(["live.js"] if live else []), *(["viewer.js"] if viewer else [])]
     code = "\n".join(map(_read, scripts))
@@ -62,17 +62,17 @@ def page(title: str, parts: Iterable[str], *, live: bool = False, viewer: bool =
 
 
 def headline(words: str, pill: Tone | None = None) -> str:
-    """The title of the page, with a verdict beside it."""
+    """The page's title, with a verdict beside it."""
     return _piece("headline", words, pill)
 
 
 def heading(words: str) -> str:
-    """The title of a section."""
+    """A section heading."""
     return _piece("heading", words)
 
 
 def paragraph(words: str, look: str = "soft") -> str:
-    """A line of text: "lead", "soft", "good", "bad", "warn", or "" as it is."""
+    """A line of text in a style: "lead", "soft", "good", "bad", "warn", or "" for plain."""
     return _piece("paragraph", words, look) if words else ""
 
 
@@ -92,16 +92,16 @@ def table(
     search: str = "",
     shown: int | None = None,
 ) -> str:
-    """A table in a card; `right` and `code` name columns (by header, separated by |) of numbers and of code.
+    """A table in a card; `right` and `code` name columns by header, separated by |.
 
     Args:
         header: titles of the columns.
-        rows: cells, with a colour where they are a Tone.
+        rows: cells, with a colour if they are a Tone.
         right: columns of numbers.
         code: columns of code.
-        sortable: the table is sorted by the column whose title is clicked.
-        stack: on a phone a row is a list of its cells, each with its title: for many columns or long texts.
-        search: what a box above the table looks for, such as "tensors"; "" for no box.
+        sortable: clicking a header sorts the table.
+        stack: on a phone show each row as a list of titled cells: for many columns or long texts.
+        search: what the search box above the table finds, such as "tensors"; "": no box.
         shown: number of rows shown at first; the search box, which `search` adds, finds the others.
     """
     lines = [[(cell, "") if isinstance(cell, str) else cell for cell in row] for row in rows]
@@ -129,41 +129,41 @@ def facts(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def fold(words: str, inner: str, *, wide: bool = False) -> str:
-    """`inner` behind a line that opens it; `wide`: closed on a phone only."""
+    """A collapsible section with `inner`; `wide`: collapsed on a phone only."""
     return _piece("fold", words, inner, wide) if inner else ""
 
 
 def code(words: str) -> str:
-    """Text as it is, in a card."""
+    """Preformatted text in a card."""
     return _piece("code", words) if words else ""
 
 
 def branch(label: str, what: str, inner: str = "") -> str:
-    """A node of a tree, which opens if it has an `inner`."""
+    """A node of a tree, collapsible if it has an `inner`."""
     return _piece("branch", label, what, inner)
 
 
 def branches(inner: str) -> str:
-    """The nodes of a tree, in a card."""
+    """A tree in a card."""
     return _piece("branches", inner) if inner else ""
 
 
 def explorer(spec: str, example: str) -> str:
-    """A field whose text the page tokenizes: viewer.js; `spec` is JSON of inspection/token_explorer.py."""
+    """A text field that the page tokenizes (viewer.js); `spec` is JSON of inspection/token_explorer.py."""
     return _piece("explorer", spec, example)
 
 
 def memory_slider(data: str, kinds: Sequence[str]) -> str:
-    """A slider of the context length and a choice of the KV cache's type: viewer.js; `data` is JSON."""
+    """A slider for the context length and a choice of the KV cache's type (viewer.js); `data` is JSON."""
     return _piece("memory", data, kinds)
 
 
 def grid(pieces: Iterable[str]) -> str:
-    """Figures side by side, as many as fit."""
+    """Figures side by side, wrapping to the width."""
     found = [piece for piece in pieces if piece]
     return _piece("grid", found) if found else ""
 
 
 def track(share: float) -> str:
-    """A bar that is full to `share` of one."""
+    """A progress bar, filled to `share` (0 to 1)."""
     return _piece("track", f"{100 * min(1.0, max(0.0, share)):.1f}")

@@ -1,4 +1,4 @@
-"""Charts as one picture, by matplotlib: what a page shows, for a slide or a chat."""
+"""Renders charts as one picture with matplotlib, for a slide or a chat."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = 3
 
 
 def png(title: str, charts: Sequence[Chart]) -> bytes:
-    """The charts that have a point, three beside each other. Raises MissingDependencyError without matplotlib."""
+    """The non-empty charts, three per row. Raises MissingDependencyError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
