@@ -24,7 +24,7 @@ from aprfmt.texts.summary import SAMPLE_CHARS, summarise
 from aprfmt.types import JsonObject
 from aprtrain.checkpoints.checkpoint import check_resumable, files_by_step, prepare_folder
 from aprtrain.config import Config, resolve, usual_values
-from aprtrain.data.batches import check_shared, check_source
+from aprtrain.data.batches import check_shared, check_source, more_data_hint
 from aprtrain.features import Selection, recording
 from aprtrain.memory import USUAL_PASS, MemoryRow, checkpoint_bytes, memory_plan, total
 from aprtrain.models import Origin, TrainingPair, open_pair, origin_of, resolve_residency
@@ -360,7 +360,9 @@ def _check_lasts(config: Config, body: dict[str, Any], scarce: dict[str, Any]) -
         raise RefusedError(
             f"{config.steps} steps need {needed} tokens{whose}, but the data has {about}{scarce['tokens']}: "
             f"{about}{passes:.1f} epochs",
-            hint=f"add data, lower --steps, or use --epochs {math.ceil(passes)} or --repeat",
+            hint=more_data_hint(
+                math.ceil(passes), int(scarce["tokens"] / (scarce.get("weight") or 1)) // config.steps, config.seq_len
+            ),
         )
 
 

@@ -11,12 +11,13 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aprfmt.errors import UsageError
+from aprfmt.errors import AprError, UsageError
 from aprfmt.io.server_url import is_server
 from aprfmt.io.settings import read_settings
 from aprfmt.schema import OptionRow, option
@@ -178,7 +179,10 @@ class Config:
     total_steps: int | None = _what(None, "Length of the learning rate schedule (default: --steps).", low=1)
     epochs: int | None = _what(None, "Number of passes over the data; with --steps, the maximum.", low=1)
     repeat: bool = _what(False, "Repeat the data until --steps is reached.")
-    seq_len: int = _what(2048, "Sequence length in tokens.", low=2, env=ENV_PREFIX + "MAX_SEQ_LEN")
+    seq_len: int = _what(
+        2048, "Sequence length in tokens, or the models' context length if shorter.", low=2,
+        env=ENV_PREFIX + "MAX_SEQ_LEN",
+    )  # fmt: skip
     tokens_per_step: int = _what(32768, "Global batch size in tokens, over all GPUs.", low=2)
     micro_tokens: int = _what(
         0, "Micro-batch size in tokens, per GPU; 0: as large as fits in memory, up to 32768.", low=0
@@ -403,12 +407,34 @@ def build(
     ]
     values |= {name: _check(rows[name], value, rows[name].flag) for name, value in from_command.items()}
     by_kind = DEFAULTS[student_kind(values.get("student_init"), values.get("shape"))]
-    config = Config(**{name: value for name, value in by_kind.items() if name in rows} | values)
+    usual = {name: value for name, value in by_kind.items() if name in rows}
+    if "seq_len" not in values and (shortest := _shortest_context(values)) is not None:
+        path, positions = shortest
+        if positions < Config.seq_len:
+            usual["seq_len"] = 1 << positions.bit_length() - 1  # a divisor of the usual --tokens-per-step
+            lines.append(f"--seq-len is {usual['seq_len']}, since the context length of {path} is {positions}")
+    config = Config(**usual | values)
     _check_together(config, command)
     unused = [rows[name].flag for name in rows if name in values and rows[name].place == "save"]
     if config.smoke is not None and unused:
         lines.append(f"--smoke evaluates once and writes nothing, so it ignores {', '.join(unused)}")
     return config, lines
+
+
+def _shortest_context(values: Mapping[str, object]) -> tuple[str, int] | None:
+    """The local model with the shortest context length among those of a run, and that length in tokens."""
+    from aprfmt import formats
+
+    found = []
+    for name in ("teacher", "student", "init", "like"):
+        path = values.get(name)
+        if isinstance(path, str) and "://" not in path:
+            with suppress(AprError):  # which opening the models reports
+                with formats.open(path) as model:
+                    positions = model.hparams.max_position_embeddings
+                if positions is not None and positions >= 2:
+                    found.append((path, positions))
+    return min(found, key=lambda item: item[1], default=None)
 
 
 def _read_file(path: Path, rows: Mapping[str, ConfigField]) -> dict[str, object]:

@@ -60,7 +60,7 @@ TABLE: dict[str, Feature] = {
     ),
     "compile": Feature("torch.compile", "all layers", "unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE"),
     "fp8": Feature("fp8 matmuls", "the teacher", "use a GPU of compute capability 8.9 or later"),
-    "bf16": Feature("bf16", "training with half the memory", "train on a GPU: leave out --device cpu"),
+    "bf16": Feature("bf16", "halving the memory of training", "leave out --device cpu on a machine with a GPU"),
     "blocks": Feature(
         "block-resident weights", "keeping a quantized teacher as small in memory as its file",
         "apr quantize TEACHER q4_k_m, from its original weights",

@@ -353,11 +353,13 @@ def content_hash(document: Document) -> int:
 def _counts(header: TokenShardHeader) -> str:
     train, held_out = header["parts"]["train"], header["parts"]["held_out"]
     documents = header["documents"]
-    left_out = "".join(f", {n} {what}" for what, n in header["files"]["skipped"].items())
+    skipped = [plural(documents["duplicate"], "duplicate")] if documents["duplicate"] else []
+    skipped += [plural(documents["empty"], "empty document")] if documents["empty"] else []
+    skipped += [f"{n} {what}" for what, n in header["files"]["skipped"].items()]
     masked = train.get("masked", 0)
     learned = f" ({1 - masked / train['tokens']:.0%} in answers)" if masked else ""
     return (
-        f"{train['tokens']:,} tokens{learned} in {train['documents']:,} training documents, "
-        f"{held_out['tokens']:,} in {held_out['documents']:,} held-out documents; "
-        f"skipped: {documents['duplicate']} duplicates, {documents['empty']} empty documents{left_out}"
+        f"{plural(train['tokens'], 'token')}{learned} in {plural(train['documents'], 'training document')}, "
+        f"{held_out['tokens']:,} in {plural(held_out['documents'], 'held-out document')}"
+        + (f"; skipped: {', '.join(skipped)}" if skipped else "")
     )

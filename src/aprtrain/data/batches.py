@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from aprfmt.errors import RefusedError, UsageError
+from aprfmt.text import plural
 from aprfmt.texts.sequences import IGNORED, Windows
 from aprfmt.texts.shards import Corpus
 from aprtrain.network.attention import Documents
@@ -136,7 +137,7 @@ class Batches:
             raise RefusedError(
                 f"{n_steps} steps need {needed * t} tokens{whose}, but the data has {available * t} in {available} "
                 f"sequences: {needed / available:.1f} epochs",
-                hint=f"add data, lower --steps, or use --epochs {-(-needed // available)} or --repeat",
+                hint=more_data_hint(-(-needed // available), available * t // n_steps, t),
             )
 
     def ends_epochs(self, step: int, each: int | None) -> bool:
@@ -191,11 +192,21 @@ class Batches:
     def _announce(self, cursor: int) -> None:
         ends = zip(self._taken(cursor), self._taken(cursor + self.sequences_per_step), strict=True)
         for share, (begin, end) in zip(self.shares, ends, strict=True):
-            for epoch in range(-(-begin // share.n), -(-end // share.n)):
-                if self.epochs is None or epoch < self.epochs:
-                    total = "" if self.epochs is None else f" of {self.epochs}"
-                    of = f" of {share.name}" if share.name else ""
-                    self.log(f"epoch {epoch + 1}{total}: {share.n} sequences{of}, reshuffled")
+            first, last = -(-begin // share.n) + 1, -(-end // share.n)
+            if self.epochs is not None:
+                last = min(last, self.epochs)
+            if first <= last:
+                begun = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+                total = "" if self.epochs is None else f" of {self.epochs}"
+                of = f" of {share.name}" if share.name else ""
+                self.log(f"{begun}{total}: {plural(share.n, 'sequence')}{of}, reshuffled")
+
+
+def more_data_hint(epochs: int, tokens_per_step: int, seq_len: int) -> str:
+    """What to type where the data is too small: passes over it, or steps of at most `tokens_per_step` tokens."""
+    smaller = tokens_per_step // seq_len * seq_len
+    or_smaller = f", --tokens-per-step {smaller}" if smaller else ""
+    return f"use --epochs {epochs}{or_smaller} or --repeat, lower --steps, or add data"
 
 
 def check_source(name: str, n_tokens: int, seq_len: int) -> None:

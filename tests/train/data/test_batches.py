@@ -94,7 +94,7 @@ def test_epochs_are_announced_once_also_when_a_step_has_several() -> None:
     steps = batches(windows(3), per_step=4, epochs=3, log=lines.append)
     for _ in range(3):
         next(steps)
-    assert lines == [f"epoch {e} of 3: 3 sequences, reshuffled" for e in (1, 2, 3)]
+    assert lines == ["epochs 1 to 2 of 3: 3 sequences, reshuffled", "epoch 3 of 3: 3 sequences, reshuffled"]
 
 
 def test_a_run_that_the_data_do_not_last_for_is_refused_before_it_starts() -> None:
@@ -102,7 +102,8 @@ def test_a_run_that_the_data_do_not_last_for_is_refused_before_it_starts() -> No
     steps.check(10)
     with pytest.raises(RefusedError, match=r"11 steps need 352 tokens, but the data has 296 .* 1\.2 epochs") as caught:
         steps.check(11)
-    assert "--epochs 2 or --repeat" in (caught.value.hint or "")
+    assert "use --epochs 2, --tokens-per-step 24 or --repeat" in (caught.value.hint or "")
+    batches(windows(37), per_step=3).check(11)  # what the hint says
     batches(windows(37), epochs=2).check(11)
     batches(windows(37), epochs=None).check(10**9)
 
