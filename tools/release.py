@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 import uuid
 import zipfile
 from collections.abc import Callable, Sequence
@@ -115,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     given = parser.parse_args(argv)
     passphrase = read_passphrase(given.passphrase_file) if given.passphrase_file else None
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = aprfmt.__version__
     failed = []
 
     def check(what: str, is_good: Callable[[], object]) -> None:

@@ -8,15 +8,23 @@ from dataclasses import dataclass, field
 
 from aprfmt.errors import RefusedError
 from aprfmt.formats.apr1 import ENCRYPTED, MAGIC, SIGNED, V1File, pack_header, read_v1, write_v1
-from aprfmt.formats.apr1_crypto import decrypt, encrypt_password, encrypt_recipient, sign
+from aprfmt.formats.apr1_crypto import (
+    PUBLIC_KEY_BYTES,
+    SIGNATURE_BYTES,
+    decrypt,
+    encrypt_password,
+    encrypt_recipient,
+    sign,
+)
 from aprfmt.io.crc import crc32_of
 from aprfmt.io.sink import AtomicFile, check_target
 from aprfmt.io.source import Source, is_folder
 from aprfmt.limits import MAX_UNCOMPRESSED_BYTES
-from aprfmt.text import format_bytes
+from aprfmt.text import format_bytes, plural
 from aprfmt.types import PathLike
 
 _CUSTOM = 0xFF
+_CHECKSUM_BYTES = 4
 _FILE_KEY = "aprfmt.file"
 
 
@@ -115,6 +123,10 @@ def encrypt_file(
             raise RefusedError("the file is encrypted already", path=name, hint=f"apr decrypt {name} -o PLAIN")
         if file.header["flags"] & SIGNED:
             report.warnings.append("the signature is dropped: it covers the plain payload; sign the encrypted file")
+        signature = SIGNATURE_BYTES + PUBLIC_KEY_BYTES if file.header["flags"] & SIGNED else 0
+        known = len(pack_header({**file.header, "magic": MAGIC})) + len(file.metadata_bytes) + len(file.stored_payload)
+        if (extra := size - known - signature - _CHECKSUM_BYTES) > 0:
+            report.warnings.append(f"{plural(extra, 'byte')} after the payload dropped: no reader uses them")
         stored = _encrypted(file.stored_payload, password, recipient)
         report.output_bytes = _write(target, file, payload=stored, flags=ENCRYPTED, dropped=SIGNED, force=force)
         return report
