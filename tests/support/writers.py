@@ -289,12 +289,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def _settled(name: str, data: bytes) -> bytes:
-    is_whole = {
-        ".sig": lambda: data.endswith(b"}") and isinstance(json.loads(data), dict),
-        ".key": lambda: data.endswith(b"-----END PRIVATE KEY-----\n"),
-        ".pub": lambda: data.endswith(b"-----END PUBLIC KEY-----\n"),
-    }.get(Path(name).suffix, lambda: data[:4] == b"APRN" and int.from_bytes(data[-4:], "little") == crc32(data[:-4]))
-    return b"whole" if is_whole() else data
+    suffix = Path(name).suffix
+    if suffix == ".sig":
+        is_whole = data.endswith(b"}") and isinstance(json.loads(data), dict)
+    elif suffix in (".key", ".pub"):
+        is_whole = data.endswith((b"-----END PRIVATE KEY-----\n", b"-----END PUBLIC KEY-----\n"))
+    else:
+        is_whole = data[:4] == b"APRN" and int.from_bytes(data[-4:], "little") == crc32(data[:-4])
+    return b"whole" if is_whole else data
 
 
 def restore(kept: Mapping[str, bytes], old: Path, out: Path) -> None:
