@@ -5,6 +5,8 @@
 #                 ONLY="--package aprfmt" those of one package
 # make docs   the manual, in site/ (to look: python3 -m http.server -d site); a warning is an error
 # make dist   wheel and source archive, in dist/
+# make release  the same twice with equal bytes, bill of materials, checksums, signature, checklist; KEY=release.key,
+#               PASSPHRASE_FILE=...
 # make fuzz   damaged files against every reader and writer; MINUTES=120 JOBS=8
 # make kills  300 writers killed at any moment: what each leaves, and what the next run makes of it; KILLS=1000
 # make conformance  every architecture against transformers and llama.cpp, writes docs/architectures.md;
@@ -17,7 +19,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check docs dist mutations fuzz kills conformance conformance-fuzz bench clean
+.PHONY: demo test check docs dist release mutations fuzz kills conformance conformance-fuzz bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python tools/fetch_material.py smollm2 || echo "no network: the demo takes its small bundled model" >&2
@@ -41,6 +43,9 @@ docs: $(VENV)/.docs
 
 dist: $(VENV)/.dist
 	$(BIN)/python -m build --outdir dist
+
+release: $(VENV)/.dist
+	$(BIN)/python tools/release.py $(KEY:%=--key %) $(PASSPHRASE_FILE:%=--passphrase-file %)
 
 mutations: $(VENV)/.test
 	$(BIN)/python tools/mutate.py $(ONLY)
@@ -86,8 +91,8 @@ $(VENV)/.docs: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet -e ".[docs]"
 	@touch $@
 
-$(VENV)/.dist: $(BIN)/python
-	$(BIN)/python -m pip install --quiet build
+$(VENV)/.dist: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet build -e ".[sign]"
 	@touch $@
 
 $(VENV)/.check: $(BIN)/python pyproject.toml

@@ -76,7 +76,7 @@ def test_smollm2_passes(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["schema"] == "apr.qa/1"
     assert found["passed"] is True
     assert [each["id"] for each in found["gates"]] == OF_TEXT
-    beside = {"header", "tensors", "logits", "kl", "agreement", "ratio"}
+    beside = {"header", "tensors", "logits", "kl", "agreement", "ratio", "canary"}
     for each in found["gates"]:
         assert each.keys() == {f.name for f in fields(GateResult)}
         assert (each["disease"], each["hint"]) == (None, None)
@@ -196,7 +196,7 @@ def test_beside_the_original(smollm2_gguf: Path, tmp_path: Path, mix: str, faile
     aprfmt.quantize_model(smollm2_gguf, path, mix, allow_requantize=True)
     report = aprfmt.qa(path, against=smollm2_gguf)
     assert by_status(report, "fail") == failed, [(each.id, each.message) for each in report.gates]
-    assert by_status(report, "skip") == ["logits"]  # both are GGUFs: llama.cpp compares them
+    assert by_status(report, "skip") == ["logits", "canary"]  # both are GGUFs: llama.cpp compares them
     assert report.passed == (not failed)
 
 

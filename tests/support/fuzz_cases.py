@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,14 @@ import aprfmt
 from aprfmt.cli.main import run as run_command
 from aprfmt.convert.report import Report
 from aprfmt.errors import AprError
+from aprfmt.formats.apr1_edit import decrypt_file, encrypt_file
 from aprfmt.formats.apr_metadata import FILES_PREFIX
+from aprfmt.running.canary import find_canary
+from aprfmt.trust.keys import generate, read_private, read_public
+
+with suppress(ImportError):  # a second that belongs to no case
+    import model_signing.signing
+    import model_signing.verifying  # noqa: F401
 
 CPU_SECONDS = 2.0
 MEMORY_BYTES = 512 << 20
@@ -412,6 +419,45 @@ def _read_v1(run: Run) -> None:
         run.attempt("read_v1", read)
 
 
+def _keys(run: Run) -> Path:
+    """Key pairs `release` (signs) and `inbox` (X25519) beside the cases, made once."""
+    place = run.at.parent
+    for name, kind in (("release", "p256"), ("inbox", "x25519")):
+        if not (place / f"{name}.key").exists():
+            generate(place / name, kind)
+    return place
+
+
+def _sign(run: Run) -> None:
+    """A signature of whatever the files hold verifies, and no longer once a byte was added."""
+    keys, signature = _keys(run), run.at / "out" / "m.sig"
+    made = run.attempt("sign", lambda: aprfmt.sign(run.path, key=keys / "release.key", output=signature, hash="sha256"))
+    if made is None or not run.path.is_file() or made.n_files > 1:
+        return
+    verify = partial(aprfmt.verify, run.path, key=str(keys / "release.pub"), signature=signature)
+    if run.attempt("verify", verify) is None:
+        run.wrong("verify", "output", "own signature", "a new signature is refused")
+    with run.path.open("ab") as file:
+        file.write(b"\0")
+    if run.attempt("verify edited", verify) is not None:
+        run.wrong("verify", "output", "edited", "an edited file is verified")
+    os.truncate(run.path, run.path.stat().st_size - 1)
+
+
+def _encrypt(run: Run) -> None:
+    """What was encrypted comes back."""
+    if not run.path.is_file():
+        return
+    keys, out = _keys(run), run.at / "out"
+    recipient, private = read_public(keys / "inbox.pub").raw(), read_private(keys / "inbox.key").raw()
+    made = run.attempt("encrypt", lambda: encrypt_file(run.path, out / "e.apr", recipient=recipient))
+    if made is None:
+        return
+    done = run.attempt("decrypt", lambda: decrypt_file(out / "e.apr", out / "d", private_key=private))
+    if done is None or (not made.warnings and (out / "d").read_bytes() != run.path.read_bytes()):
+        run.wrong("decrypt", "lossy", "decrypt", "what was encrypted does not come back")
+
+
 _COMMANDS: dict[str, tuple[str, ...]] = {
     "inspect-json": ("inspect", "IN", "--json", "--quality", "--vocab"),
     "inspect-text": ("inspect", "IN", "--weights", "--vocab"),
@@ -461,6 +507,10 @@ TARGETS: dict[str, Callable[[Run], None]] = {
     "meta": _meta,
     "rewrite": _rewrite,
     "read_v1": _read_v1,
+    "sign": _sign,
+    "encrypt": _encrypt,
+    "sbom": lambda run: run.attempt("sbom", lambda: json.dumps(aprfmt.sbom(run.path))),
+    "canary": lambda run: run.attempt("find_canary", lambda: find_canary(run.path) or True),
     "load": lambda run: run.attempt("load_file", lambda: aprfmt.load_file(run.path)),
     "diff": lambda run: run.attempt("diff", lambda: aprfmt.diff(run.path, run.path).to_json()),
     "diff-values": _diff_values,

@@ -58,7 +58,11 @@ def test_a_killed_run_goes_on_from_another_folder(
     assert "resuming from step 2" in (said := capsys.readouterr()).err
     assert f"model            {here / 'run' / 'model.apr'}" in said.out
     assert same_model(here / "run" / "model.apr", tmp_path / "whole" / "model.apr")
+    (here / "run" / "model.apr").unlink()  # as of a run whose disk was full at its end
+    assert apr(["resume", str(here / "run")]) == 0
+    assert same_model(here / "run" / "model.apr", tmp_path / "whole" / "model.apr")
     assert [line["step"] for line in lines(here / "run")] == [1, 2, 3, 4, 5, 6]
+    capsys.readouterr()
     assert apr(["runs", str(tmp_path)]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == ["run", "state", "steps", "tokens", "loss", "CE", "KL", "tok/s", "age"]

@@ -132,6 +132,27 @@ def _refooted(data: bytes) -> bytes:
     return data[:-4] + zlib.crc32(data[:-4]).to_bytes(4, "little")
 
 
+@pytest.mark.parametrize("by_password", [True, False])
+def test_what_was_modified_is_not_decrypted(tmp_path: Path, by_password: bool) -> None:
+    generate(tmp_path / "inbox", "x25519")
+    plain, secret, out = tmp_path / "m.bin", tmp_path / "m.apr", tmp_path / "o.bin"
+    plain.write_bytes(os.urandom(3 << 20))  # several pieces
+    lock = {"password": SECRET} if by_password else {"recipient": read_public(tmp_path / "inbox.pub").raw()}
+    key = {"password": SECRET} if by_password else {"private_key": read_private(tmp_path / "inbox.key").raw()}
+    assert encrypt_file(plain, secret, **lock).output_bytes == secret.stat().st_size  # type: ignore[arg-type]
+    assert aprfmt.read_v1(secret, **key).payload == plain.read_bytes()
+    decrypt_file(secret, out, **key)  # type: ignore[arg-type]
+    assert out.read_bytes() == plain.read_bytes()
+    data = bytearray(secret.read_bytes())
+    for at in (len(data) - 5, len(data) // 2, len(data) - (3 << 20)):  # the tag, and what it covers
+        edited = bytearray(data)
+        edited[at] ^= 1
+        secret.write_bytes(_refooted(bytes(edited)))
+        with pytest.raises(RefusedError, match="modified"):
+            decrypt_file(secret, out, force=True, **key)
+        assert out.read_bytes() == plain.read_bytes()
+
+
 def test_the_encrypted_vector_of_the_reference(tmp_path: Path) -> None:
     decrypt_file(VECTORS / "v1_encrypted_password.apr", tmp_path / "o.apr", password=b"correct horse")
     assert aprfmt.read_v1(tmp_path / "o.apr").payload == aprfmt.read_v1(VECTORS / "v1_golden_none.apr").payload

@@ -113,6 +113,16 @@ def test_every_bit_of_a_file_counts(signed: Signed, tmp_path: Path) -> None:
     assert aprfmt.verify(copy, key=signed.public).n_files == 1
 
 
+def test_a_signature_elsewhere_covers_what_was_signed(signed: Signed, folder: Path, tmp_path: Path) -> None:
+    weights, place = folder / "model.safetensors", tmp_path / "elsewhere.sig"
+    (folder / "model.sig").unlink()
+    aprfmt.sign(weights, key=signed.key, output=place)  # with the files that it is read with
+    assert aprfmt.verify(weights, key=signed.public, signature=place).signature.root == str(folder)
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ChecksumError, match=r"config\.json was modified"):
+        aprfmt.verify(weights, key=signed.public, signature=place)
+
+
 def test_a_bundle_that_was_edited_is_broken(signed: Signed, folder: Path) -> None:
     place = folder / "model.sig"
     bundle = json.loads(place.read_text())

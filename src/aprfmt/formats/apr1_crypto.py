@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import ChecksumError, CorruptError, MissingDependencyError, RefusedError, UsageError
-from aprfmt.io.source import Buffer
+from aprfmt.io.pipe import source_chunks
+from aprfmt.io.source import Buffer, Source
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -23,6 +24,7 @@ KEY_BYTES = 32
 
 
 _SALT, _NONCE, _TAG, _KEY_HINT = 16, 12, 16, 8
+_MOST_PREFIX = PUBLIC_KEY_BYTES + _KEY_HINT
 
 
 _MEMORY_KIB, _PASSES, _LANES = 19456, 2, 1
@@ -77,6 +79,62 @@ def _x25519(private_key: bytes) -> X25519PrivateKey:
 
 def decrypt(stored: bytes, path: str, *, password: str | bytes | None, private_key: bytes | None) -> bytes:
     """Decrypts the payload. Raises RefusedError without a matching key, CorruptError if it is too short."""
+    key, rest, wrong = _opened(stored, path, password, private_key)
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    try:
+        return AESGCM(key).decrypt(rest[:_NONCE], rest[_NONCE:], None)
+    except InvalidTag:
+        raise RefusedError(wrong, path=path) from None
+
+
+def decrypt_stream(
+    source: Source, start: int, n_bytes: int, *, password: str | bytes | None, private_key: bytes | None
+) -> Iterator[bytes]:
+    """The same for the `n_bytes` from `start` of a file, in pieces.
+
+    Nothing of it may be used before the last piece: only then the tag is checked. Raises as `decrypt`.
+    """
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    path, head = source.path, source.read(start, min(n_bytes, _MOST_PREFIX + _NONCE + _TAG))
+    key, rest, wrong = _opened(head, path, password, private_key)
+    begin, end = start + len(head) - len(rest) + _NONCE, start + n_bytes - _TAG
+    decryptor = Cipher(algorithms.AES(key), modes.GCM(rest[:_NONCE])).decryptor()
+    for data in source_chunks(source, begin, end - begin):
+        yield decryptor.update(data)
+    try:
+        yield decryptor.finalize_with_tag(source.read(end, _TAG))
+    except InvalidTag:
+        raise RefusedError(wrong, path=path) from None
+
+
+def encrypt_stream(
+    source: Source, password: str | bytes | None, public_key: bytes | None, entropy: Entropy
+) -> Iterator[bytes]:
+    """What `encrypt_password` or `encrypt_recipient` makes of a whole file, in pieces; ENVELOPE bytes more than it."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    prefix, key = _password_prefix(password, entropy) if password is not None else _sealed(public_key or b"", entropy)
+    nonce = entropy(_NONCE)
+    encryptor = Cipher(algorithms.AES(key), modes.GCM(nonce)).encryptor()
+    yield prefix + nonce
+    for data in source_chunks(source, 0, source.size):
+        yield encryptor.update(data)
+    yield encryptor.finalize() + encryptor.tag
+
+
+def envelope_bytes(*, for_recipient: bool) -> int:
+    """How much longer an encrypted payload is than the plain one."""
+    return (PUBLIC_KEY_BYTES + _KEY_HINT if for_recipient else _SALT) + _NONCE + _TAG
+
+
+def _opened(
+    stored: bytes, path: str, password: str | bytes | None, private_key: bytes | None
+) -> tuple[bytes, bytes, str]:
+    """The key of a payload, the rest of `stored` from the nonce on, and the sentence for a wrong tag."""
     if private_key is not None:
         key, rest = _recipient_key(stored, path, private_key)
         wrong = "the payload was modified, or not encrypted for this private key"
@@ -88,13 +146,7 @@ def decrypt(stored: bytes, path: str, *, password: str | bytes | None, private_k
         raise RefusedError(
             "the payload is encrypted", path=path, hint="pass the password or the recipient's private key to read_v1"
         )
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    try:
-        return AESGCM(key).decrypt(rest[:_NONCE], rest[_NONCE:], None)
-    except InvalidTag:
-        raise RefusedError(wrong, path=path) from None
+    return key, rest, wrong
 
 
 def _check_length(stored: bytes, n_prefix: int, path: str) -> None:
@@ -122,21 +174,35 @@ def encrypt_password(plain: bytes, password: str | bytes, entropy: Entropy) -> b
     """Encrypts `plain` under a password; draws the salt, then the nonce."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    salt, nonce = entropy(_SALT), entropy(_NONCE)
-    return salt + nonce + AESGCM(_password_key(password, salt)).encrypt(nonce, plain, None)
+    prefix, key = _password_prefix(password, entropy)
+    nonce = entropy(_NONCE)
+    return prefix + nonce + AESGCM(key).encrypt(nonce, plain, None)
+
+
+def _password_prefix(password: str | bytes, entropy: Entropy) -> tuple[bytes, bytes]:
+    """The salt, and the key that a password gives with it."""
+    salt = entropy(_SALT)
+    return salt, _password_key(password, salt)
 
 
 def encrypt_recipient(plain: bytes, public_key: bytes, entropy: Entropy) -> bytes:
     """Encrypts `plain` for the owner of an X25519 key; draws the ephemeral private key, then the nonce."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+    prefix, key = _sealed(public_key, entropy)
+    nonce = entropy(_NONCE)
+    return prefix + nonce + AESGCM(key).encrypt(nonce, plain, None)
+
+
+def _sealed(public_key: bytes, entropy: Entropy) -> tuple[bytes, bytes]:
+    """The ephemeral public key with the hint at the recipient's, and the key that both share."""
     public = _key32(public_key, "an X25519 public key")
-    ephemeral, nonce = _x25519(entropy(KEY_BYTES)), entropy(_NONCE)
+    ephemeral = _x25519(entropy(KEY_BYTES))
     try:
         key = _shared_key(ephemeral, public)
     except ValueError as error:
         raise UsageError("the recipient's public key is not a usable X25519 key") from error
-    return _public(ephemeral) + public[:_KEY_HINT] + nonce + AESGCM(key).encrypt(nonce, plain, None)
+    return _public(ephemeral) + public[:_KEY_HINT], key
 
 
 def sign(message: bytes, signing_key: bytes) -> bytes:

@@ -5,18 +5,31 @@ from __future__ import annotations
 import os
 import struct
 from dataclasses import dataclass, field
+from itertools import chain
 
-from aprfmt.errors import RefusedError
-from aprfmt.formats.apr1 import ENCRYPTED, MAGIC, SIGNED, V1File, pack_header, read_v1, write_v1
-from aprfmt.formats.apr1_crypto import decrypt, encrypt_password, encrypt_recipient, sign
-from aprfmt.io.crc import crc32_of
+from aprfmt.errors import RefusedError, UsageError
+from aprfmt.formats.apr1 import ENCRYPTED, MAGIC, SIGNED, V1File, pack_header, read_v1
+from aprfmt.formats.apr1_crypto import (
+    PUBLIC_KEY_BYTES,
+    SIGNATURE_BYTES,
+    decrypt,
+    decrypt_stream,
+    encrypt_password,
+    encrypt_recipient,
+    encrypt_stream,
+    envelope_bytes,
+    sign,
+)
+from aprfmt.formats.apr1_metadata import dump_metadata
+from aprfmt.io.crc import crc32, crc32_of
 from aprfmt.io.sink import AtomicFile, check_target
 from aprfmt.io.source import Source, is_folder
 from aprfmt.limits import MAX_UNCOMPRESSED_BYTES
-from aprfmt.text import format_bytes
+from aprfmt.text import format_bytes, plural
 from aprfmt.types import PathLike
 
 _CUSTOM = 0xFF
+_CHECKSUM_BYTES = 4
 _FILE_KEY = "aprfmt.file"
 
 
@@ -115,6 +128,10 @@ def encrypt_file(
             raise RefusedError("the file is encrypted already", path=name, hint=f"apr decrypt {name} -o PLAIN")
         if file.header["flags"] & SIGNED:
             report.warnings.append("the signature is dropped: it covers the plain payload; sign the encrypted file")
+        signature = SIGNATURE_BYTES + PUBLIC_KEY_BYTES if file.header["flags"] & SIGNED else 0
+        known = len(pack_header({**file.header, "magic": MAGIC})) + len(file.metadata_bytes) + len(file.stored_payload)
+        if (extra := size - known - signature - _CHECKSUM_BYTES) > 0:
+            report.warnings.append(f"{plural(extra, 'byte')} after the payload dropped: no reader uses them")
         stored = _encrypted(file.stored_payload, password, recipient)
         report.output_bytes = _write(target, file, payload=stored, flags=ENCRYPTED, dropped=SIGNED, force=force)
         return report
@@ -124,15 +141,30 @@ def encrypt_file(
             path=name,
             hint="encrypt large files with age or gpg",
         )
-    with Source.open(name) as source:
-        payload = source.read(0, size)
-    metadata = {"custom": {_FILE_KEY: os.path.basename(name)}}
-    write_v1(
-        target, payload, model_type=_CUSTOM, metadata=metadata, password=password, recipient_public_key=recipient,
-        force=force,
-    )  # fmt: skip
-    report.output_bytes = os.path.getsize(target)
+    report.output_bytes = _encrypt_file(name, target, password, recipient, force=force)
     return report
+
+
+def _encrypt_file(name: str, target: str, password: bytes | None, recipient: bytes | None, *, force: bool) -> int:
+    """Writes a file as the encrypted payload of a new `.apr` v1, in pieces; returns the size of the output."""
+    if (password is None) == (recipient is None):
+        raise UsageError("encrypt by password or for a recipient")
+    metadata = dump_metadata({"custom": {_FILE_KEY: os.path.basename(name)}})
+    with Source.open(name) as source:
+        n_payload = source.size + envelope_bytes(for_recipient=recipient is not None)
+        header = dict.fromkeys(("minor", "compression", "quality"), 0) | {
+            "magic": MAGIC, "major": 1, "model_type": _CUSTOM, "metadata_size": len(metadata),
+            "payload_size": n_payload, "uncompressed_size": source.size, "flags": ENCRYPTED,
+        }  # fmt: skip
+        pieces = chain((pack_header(header), metadata), encrypt_stream(source, password, recipient, os.urandom))
+        with AtomicFile(target, force=force, n_bytes=n_payload + len(metadata)) as sink:
+            total = crc = 0
+            for data in pieces:
+                sink.write(data)
+                total, crc = total + len(data), crc32(data, crc)
+            source.check_unchanged()
+            sink.write(struct.pack("<I", crc))
+    return total + _CHECKSUM_BYTES
 
 
 def _encrypted(stored: bytes, password: bytes | None, recipient: bytes | None) -> bytes:
@@ -165,14 +197,23 @@ def decrypt_file(
     """
     name, target = os.fspath(path), os.fspath(output)
     check_target(target, [name], force)
-    file = read_v1(name, password=password, private_key=private_key)
     report = CryptReport(name, target, "password" if private_key is None else "recipient", 0)
-    custom = file.metadata.get("custom")
-    if file.header["model_type"] == _CUSTOM and isinstance(custom, dict) and _FILE_KEY in custom:
-        payload = file.payload
-        with AtomicFile(target, force=force, n_bytes=len(payload)) as sink:
-            sink.write(payload)
-        report.output_bytes = len(payload)
+    with Source.open(name) as source:
+        file = V1File(source, password=password, private_key=private_key)
+        custom = file.metadata.get("custom")
+        holds_file = file.header["model_type"] == _CUSTOM and isinstance(custom, dict) and _FILE_KEY in custom
+        if holds_file and file.is_encrypted and not file.header["compression"]:
+            start, n_bytes = file.payload_offset, file.header["payload_size"]
+            with AtomicFile(target, force=force, n_bytes=n_bytes) as sink:
+                for data in decrypt_stream(source, start, n_bytes, password=password, private_key=private_key):
+                    sink.write(data)
+                    report.output_bytes += len(data)
+            return report
+        _ = file.stored_payload  # while the file is open
+    if holds_file:
+        with AtomicFile(target, force=force, n_bytes=len(file.payload)) as sink:
+            sink.write(file.payload)
+        report.output_bytes = len(file.payload)
         return report
     if file.header["flags"] & SIGNED:
         report.warnings.append("the signature is dropped: it covers the encrypted payload")

@@ -17,6 +17,7 @@ from aprfmt.io.cache import EXPORTS, cache_home
 from aprfmt.io.pipe import StartProgress
 from aprfmt.io.source import Source, is_file, is_folder, watch_opened
 from aprfmt.trust.bundle import FILE_SUFFIX, read_bundle, verify_bundle
+from aprfmt.trust.contents import WHOLE
 from aprfmt.trust.keys import ED25519, PublicKeyFile, Signer, read_signer, short
 from aprfmt.trust.signature import ED25519_METHOD, FOLDER_SIGNATURE, REQUIRED_SIGNER, UNREADABLE, ModelSignature
 from aprfmt.types import PathLike
@@ -83,7 +84,7 @@ def verify(
         path: the model.
         reader: the name of its reader.
         signer: whose signature is required.
-        signature: the signature file, if it lies elsewhere; it then covers `path` itself.
+        signature: the signature file, if it lies elsewhere.
         progress: called with the bytes to hash; returns a function to call as they are hashed.
 
     Raises:
@@ -101,10 +102,13 @@ def verify(
                 raise _unsigned(name, f"it holds no signature; one of {signer} is required")
             apr1.V1File(source, public_key=signer.raw())
         return ModelSignature(name, name, ED25519_METHOD, str(signer), verified=True)
-    root, place = (name, os.fspath(signature)) if signature is not None else covered_by(name, reader)
+    root, place = covered_by(name, reader)
+    place = os.fspath(signature) if signature is not None else place
     if not is_file(place):
         raise _unsigned(name, f"{place} not found; a signature by {signer} is required")
     bundle = read_bundle(place)
+    if signature is not None and any(each.partition(":")[0] == WHOLE for each in bundle.digests):
+        root = name
     verify_bundle(bundle, root, signer, progress=progress)
     return ModelSignature(place, root, bundle.method, str(signer), verified=True)
 
