@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
-    class _ComparedClass(Protocol):
+    class _HasComparedValues(Protocol):
         _compared_values: Callable[[object], object]
 else:
 
@@ -45,13 +45,13 @@ def _getter(names: list[str]) -> Callable[[object], object]:
     return attrgetter(*names) if names else lambda _: ()
 
 
-def _is_equal(self: _ComparedClass, other: object) -> object:
+def _is_equal(self: _HasComparedValues, other: object) -> object:
     if other.__class__ is not self.__class__:
         return NotImplemented
     return self._compared_values(self) == self._compared_values(other)
 
 
-def _hash(self: _ComparedClass) -> int:
+def _hash(self: _HasComparedValues) -> int:
     return hash(self._compared_values(self))
 
 

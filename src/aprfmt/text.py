@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 
 CONTROLS = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
@@ -142,3 +142,8 @@ def cosine(value: float | None) -> str:
         return "–"
     far = 1 - value
     return f"{value:.6f}" if far >= 1e-6 or far <= 0 else f"1−{far:.0e}"
+
+
+def common_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many leading items two sequences share."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -405,12 +405,3 @@ DEQUANTIZE_HINT = (
     "M.from_pretrained('DIR', quantization_config=C(dequantize=True), dtype='auto').save_pretrained('OUT')\""
 )
 """The line that decodes what compressed-tensors packed."""
-
-
-# --- bitsandbytes: 4-bit codes of NF4 and FP4 in flat blocks, and LLM.int8 rows ---
-
-
-# --- MLX: affine groups, and 4- and 8-bit floats with shared exponents ---
-
-
-# --- the table ---

@@ -394,6 +394,3 @@ def _write(
         write_parts(folder, output.layouts, how, checked, [glob.escape(name) for name in older])
         return
     write_file(dst, output.layouts[0], how, checked)
-
-
-# --- memory ---

@@ -375,6 +375,3 @@ def overlay(base: Mapping[str, S], then: Mapping[str, T], now: Mapping[str, T]) 
         if key not in now:
             out.pop(key, None)
     return out
-
-
-# --- writing ---

@@ -438,9 +438,3 @@ def open_model(path: Path) -> Model:
         warnings=file.warnings,
         native=file,
     )
-
-
-# --- encryption and signatures ---
-
-
-# --- metadata ---

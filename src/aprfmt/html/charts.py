@@ -144,7 +144,7 @@ def _y_axis(chart: Chart, start: float, end: float) -> Axis:
 def thin(
     xs: Sequence[float], ys: Sequence[float | None]
 ) -> tuple[list[float], list[float | None], list[tuple[float, float] | None]]:
-    """At most _POINTS points: of each range the mean, minimum and maximum (empty if nothing is lost)."""
+    """At most _POINTS points: for each range of neighbours their mean, minimum, maximum (empty if nothing is lost)."""
     n = len(xs)
     if n <= _POINTS:
         return list(xs), list(ys), []

@@ -392,6 +392,3 @@ def compatibility(model: Model, metadata: Mapping[str, object]) -> Compatibility
             if t is not None and sorted(t.shape) != sorted(dims)
         ]
     return Compatibility(not reasons, reasons)
-
-
-# --- quality ---

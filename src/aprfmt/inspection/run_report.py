@@ -29,7 +29,7 @@ from aprfmt.inspection.run_page import (
     sentence,
     title,
 )  # fmt: skip
-from aprfmt.io.jsonx import check_size
+from aprfmt.io.jsonx import check_size, objects_of
 from aprfmt.io.source import is_file
 from aprfmt.io.system import is_locked
 from aprfmt.limits import MAX_REPORTED_BYTES
@@ -126,7 +126,7 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
             **{name: number(e.get(name)) for name in SCORES},
             "scored_tokens": number(e.get("tokens")),
         }
-        for _, e in _by_step(of.get("evaluation") or _objects(metadata.get("evaluations")))
+        for _, e in _by_step(of.get("evaluation") or objects_of(metadata.get("evaluations")))
     ]
     command = str(start.get("command") or metadata.get("command") or "distill")
     config, defaults = _mapping(start.get("config") or metadata.get("resolved")), _mapping(start.get("defaults"))
@@ -164,7 +164,7 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
         "damaged": [
             {**_place(e, at), "checkpoint": number(d.get("step")), "reason": str(d.get("reason"))}
             for e in of.get("begin", [])
-            for d in _objects(e.get("damaged"))
+            for d in objects_of(e.get("damaged"))
         ],
         "failed_saves": [{**_place(e, at), "error": str(e.get("error"))} for e in failed],
         "failed_save_count": max(int(number(metadata.get("failed_saves")) or 0), len(failed)),
@@ -202,10 +202,6 @@ def number(value: object) -> float | None:
 
 def _mapping(value: Json) -> JsonObject:
     return value if isinstance(value, dict) else {}
-
-
-def _objects(value: Json) -> list[JsonObject]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 # --- steps, and the tokens after them ---
@@ -290,7 +286,7 @@ def _samples(events: Iterable[JsonObject], at: Callable[[float], float]) -> list
             **_place(event, at),
             "samples": [
                 {key: str(sample.get(key) or "")[:_SAMPLE_CHARS] for key in ("prompt", "text")}
-                for sample in _objects(event.get("samples"))[:_SAMPLES]
+                for sample in objects_of(event.get("samples"))[:_SAMPLES]
             ],
         }
         for _, event in _by_step(events)[-_SAMPLED:]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from aprfmt.errors import AprError
+from aprfmt.io.jsonx import objects_of
 from aprfmt.tokenizer.encoding import tokenizer_json
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import Json, JsonObject
@@ -72,7 +73,7 @@ def _spec(document: JsonObject) -> JsonObject:
     assert isinstance(vocab, dict)
     assert isinstance(merges, list)
     ids: dict[str, int] = {token: _count(i) for token, i in vocab.items()}
-    added = [_added(each) for each in _objects(document.get("added_tokens"))]
+    added = [_added(each) for each in objects_of(document.get("added_tokens"))]
     tokens: list[str | None] = [None] * (1 + max((*ids.values(), *(row[0] for row in added)), default=0))
     for token, i in ids.items():
         tokens[i] = token
@@ -102,10 +103,6 @@ def _count(value: Json) -> int:
     if type(value) is not int or not 0 <= value < 1 << 24:
         raise ValueError(value)
     return value
-
-
-def _objects(value: Json) -> list[JsonObject]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _added(row: JsonObject) -> tuple[int, str, bool, bool]:
@@ -138,7 +135,7 @@ def _steps(step: Json, inner: str) -> Iterator[JsonObject]:
     if not isinstance(step, dict):
         raise TypeError(step)
     if step.get("type") == "Sequence":
-        for each in _objects(step[inner]):
+        for each in objects_of(step[inner]):
             yield from _steps(each, inner)
     else:
         yield step

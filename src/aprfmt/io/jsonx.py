@@ -18,7 +18,7 @@ from typing import NoReturn, cast
 from aprfmt.errors import CorruptError, LimitError, UsageError
 from aprfmt.io.source import Buffer
 from aprfmt.limits import MAX_JSON_DEPTH, MAX_PARSED_BYTES
-from aprfmt.types import Json
+from aprfmt.types import Json, JsonObject
 
 INT_MIN = -(1 << 63)
 INT_MAX = (1 << 64) - 1
@@ -411,3 +411,8 @@ def _layout_digits(digits: str, exponent: int, low: int, high: int) -> str:
         return f"{sign}0.{'0' * (-exponent - 1)}{digits}"
     whole = digits[: exponent + 1].ljust(exponent + 1, "0")
     return f"{sign}{whole}.{digits[exponent + 1 :] or '0'}"
+
+
+def objects_of(value: Json) -> list[JsonObject]:
+    """The objects in an array; [] for another value."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

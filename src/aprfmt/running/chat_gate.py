@@ -9,7 +9,7 @@ from aprfmt.errors import AprError, MissingDependencyError
 from aprfmt.running.examined import ModelUnderTest
 from aprfmt.running.findings import GateFinding, SkippedError
 from aprfmt.running.qa_text import ANSWER, FORMATS, USER
-from aprfmt.text import first_few
+from aprfmt.text import common_length, first_few
 from aprfmt.tokenizer.chat import ChatTemplate
 
 BETTER = 4.0
@@ -101,14 +101,8 @@ def _exchange(x: ModelUnderTest, head: str, behind: str | None) -> _Exchange:
     whole = x.llama.tokenize(head + ANSWER + (behind or ""), add_special=False)
     if behind == "" and facts.eos >= 0:
         whole = [*answered, facts.eos]
-    first = sum(1 for _ in _same(begun, answered))
-    last = sum(1 for _ in _same(answered, whole))
+    first = common_length(begun, answered)
+    last = common_length(answered, whole)
     losses = x.reader.score([*begin, *whole]).loss
     shift = len(begin) - 1
     return _Exchange(float(losses[first + shift : last + shift].sum()), float(losses[last + shift :].sum()))
-
-
-def _same(a: list[int], b: list[int]) -> list[int]:
-    """The common prefix of ids."""
-    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return a[:n]

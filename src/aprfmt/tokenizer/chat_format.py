@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aprfmt.errors import AprError, MissingDependencyError
-from aprfmt.text import plural
+from aprfmt.text import common_length, plural
 from aprfmt.tokenizer.chat import ChatTemplate
 from aprfmt.tokenizer.data import TokenizerData
 
@@ -146,11 +146,11 @@ def _read_off(render: _Renderer) -> ChatFormat | None:
     closed = _cut(render(_talk(_U, _A), reply=False), _A)[1]
     before_user = between.removeprefix(closed)
     if not (between.startswith(closed) and start.endswith(before_user)):  # the end of a text is not that of a message
-        before_user = _TAIL.sub("", _common(start[::-1], between[::-1])[::-1])
+        before_user = _TAIL.sub("", start[len(start) - common_length(start[::-1], between[::-1]) :])
         closed = between[: len(between) - len(before_user)]
     # A user message ends like an answer, or like a final answer.
     plain = _cut(render(_talk(_U, _A, _V), reply=False), _V)[1]
-    ends = (closed, plain, _common(first, end))
+    ends = (closed, plain, first[: common_length(first, end)])
     plain = next(text for text in ends if first.startswith(text) and end.startswith(text) and (text or text == ends[2]))
     around = before_user, plain
     beginning = start[: len(start) - len(before_user)]
@@ -180,12 +180,6 @@ def _with_system(found: ChatFormat, before: str, behind: str) -> ChatFormat | No
         default = start[len(system[0]) : len(start) - len(system[1])]
         return replace(found, system=system, start="", default=default)
     return replace(found, system=(before.removeprefix(start), system[1])) if before.startswith(start) else None
-
-
-def _common(a: str, b: str) -> str:
-    """The longest text that both begin with."""
-    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return a[:n]
 
 
 def _cut(text: str, *marks: str) -> list[str]:

@@ -265,6 +265,3 @@ def read_tiktoken(document: Document) -> Tokenizer:
         tokenizer.notes.append(f"special tokens from id {size} on exceed the model's vocabulary and are dropped")
     fixed = {role: ids[text] for role, text in (family.roles if family else ()) if text in ids}
     return _finish(tokenizer, added, document, fixed)
-
-
-# --- chat templates ---

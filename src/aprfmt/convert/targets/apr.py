@@ -44,6 +44,7 @@ from aprfmt.limits import MAX_SPLITS
 from aprfmt.model import Model, Tensor
 from aprfmt.provenance.model_card import CARD
 from aprfmt.tokenizer import apr as tokenizer_apr
+from aprfmt.tokenizer.data import is_unicode
 
 HAS_VOCAB = 0x0200
 QUANTIZED = 0x0020
@@ -435,13 +436,5 @@ def _check_names(tensors: Sequence[OutTensor]) -> None:
         if name in seen:
             raise RefusedError("duplicate tensor name: a manifest needs unique names", tensor=name)
         seen.add(name)
-        if len(sort_key(name)) > apr2_write.MAX_WRITTEN_NAME_BYTES or not _is_text(name):
+        if len(sort_key(name)) > apr2_write.MAX_WRITTEN_NAME_BYTES or not is_unicode(name):
             raise RefusedError("a manifest cannot hold this tensor name: too long, or not UTF-8", tensor=ascii(name))
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
