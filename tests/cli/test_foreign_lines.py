@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -16,7 +17,7 @@ from plain_models import write_adapter, write_folder
 from train_corpora import functions
 
 import aprfmt
-from aprfmt.cli import habits, other_tools
+from aprfmt.cli import foreign_options, habits, other_tools
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.group import build as build_group
 from aprfmt.cli.output import out
@@ -83,6 +84,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tokenizer.chat_template": (root / "chat.jinja").read_text(),
     }
     aprfmt.edit_metadata(root / "m.gguf", values)
+    (root / "Modelfile.small").write_text("FROM ./m.gguf\n")
+    (root / "Modelfile.folder").write_text("# of a folder\nfrom model\nPARAMETER temperature 0.2\n")
+    (root / "SUMS").write_text(f"{hashlib.sha256((root / 'm.gguf').read_bytes()).hexdigest()}  m.gguf\n")
+    (root / "run").mkdir()
+    (root / "run" / "metrics.jsonl").write_text('{"event": "step", "step": 1, "tokens": 8, "loss": 2.0, "ce": 2.0}\n')
     return root
 
 
@@ -124,8 +130,8 @@ def test_what_the_tables_name_exists() -> None:
         words = {m.partition("=")[0] for m in meanings.values() if isinstance(m, str) and m.startswith("-")}
         return words - {""}
 
-    assert options(habits.OPTIONS) <= known
-    assert {*habits.OPTIONS_OF} <= {*COMMANDS}
+    assert options(foreign_options.OPTIONS) <= known
+    assert {*foreign_options.OPTIONS_OF} <= {*COMMANDS}
     assert {*habits.SAME.values()} <= {*habits.HABITS}
     for name, habit in habits.HABITS.items():
         command = habit.ours.split()[:1]
@@ -160,7 +166,9 @@ def test_a_line_that_means_the_same_is_run_with_a_note(apr: Any, world: Path, tm
             "apr distill b --student a --data c -o run --steps 9",
         ),
         ("llama-cli -m m.gguf -p hi --mirostat 2", "apr run m.gguf hi; without --mirostat"),
-        ("llama-server -m m.gguf", "apr convert m.gguf -o model.gguf; llama-server"),
+        ("llama-server -m m.gguf", "llama-server -m m.gguf serves it; apr has no server"),
+        ("serve model", "apr convert model -o model.gguf; llama-server -m model.gguf serves it"),
+        ("pull llama3.2:1b", "apr convert hf://org/repo -o model.gguf; every command also reads hf://org/repo"),
         ("huggingface-cli login", "hf auth login"),
     ],
 )
@@ -203,3 +211,43 @@ def test_text_behind_a_model_is_the_data_of_imatrix(apr: Any, world: Path, tmp_p
     assert f"hint: apr imatrix {model} --data {text} -o {made}\n" in done.stderr
     assert apr("imatrix", model, text, "-o", made, "--plan").code == 0
     assert "--merge" in apr("imatrix", model, model, "-o", made).stderr
+
+
+def test_a_quantization_of_a_repository_is_pulled_as_a_file() -> None:
+    found = other_tools.rephrase(["pull", "hf.co/org/repo:Q4_K_M"])
+    assert found is not None
+    assert found.line() == "apr convert hf://org/repo:Q4_K_M -o repo-Q4_K_M.gguf"
+
+
+def test_a_modelfile_names_the_model(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ollama reads a GGUF itself; our line must not overwrite the user's Modelfile."""
+    monkeypatch.chdir(world)
+    found = other_tools.rephrase(["create", "tiny", "-f", "Modelfile.small"])
+    assert found is not None
+    assert found.hint() == "ollama create tiny -f Modelfile.small: Ollama reads ./m.gguf as it is"
+    found = other_tools.rephrase(["create", "tiny", "-f", "Modelfile.folder"])
+    assert found is not None
+    assert found.line() == "apr convert model -o tiny.gguf"
+    assert found.then.endswith("ollama create tiny -f Modelfile")
+
+
+def test_a_list_names_the_models_of_a_folder(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
+    monkeypatch.chdir(world)
+    done = apr("list")
+    assert done.code == 2
+    assert "hint: apr inspect adapter; models here: adapter, base.gguf, lora.gguf, m.apr" in done.stderr
+
+
+def test_an_output_that_is_missing_gets_a_name(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
+    monkeypatch.chdir(world)
+    assert "hint: apr convert model --format mlx -o model-mlx; " in apr("convert", "model", "--format", "mlx").stderr
+    assert "hint: apr merge-adapter model adapter -o merged; " in apr("merge", "model", "adapter").stderr
+    assert "-o PATH; " in apr("import", "m.gguf").stderr, "m.apr exists"
+    assert "hint: apr merge model tuned -o x --method linear; or" in apr("merge", "model", "tuned", "-o", "x").stderr
+
+
+def test_a_recipe_or_a_page_as_the_only_other_word(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
+    monkeypatch.chdir(world)
+    assert apr("merge", "recipe.yaml", "-o", "never", "--plan").code == 0
+    assert apr("report", "run", "never.html", "--json").json["schema"] == "apr.report/1"
+    (world / "never.html").unlink()

@@ -52,11 +52,11 @@ def test_all_that_is_missing_is_told_at_once(apr: Any) -> None:
 @pytest.mark.parametrize(
     ("line", "whole"),
     [
-        ("import m.gguf", "apr import m.gguf -o PATH"),
-        ("convert m.gguf --dtype q8_0", "apr convert m.gguf --dtype q8_0 -o PATH"),
+        ("import m.gguf", "apr import m.gguf -o m.apr"),
+        ("convert m.gguf --dtype q8_0", "apr convert m.gguf --dtype q8_0 -o m-q8_0.gguf"),
         ("diff a.gguf", "apr diff a.gguf B"),
-        ("teacher m.gguf", "apr teacher m.gguf -d PATH -o DIR"),
-        ("merge a.gguf b.gguf", "apr merge a.gguf b.gguf -o PATH"),
+        ("teacher m.gguf", "apr teacher m.gguf -d PATH -o m-logprobs"),
+        ("merge a.gguf b.gguf", "apr merge a.gguf b.gguf -o merged"),
     ],
 )
 def test_the_hint_is_the_command_line_with_what_is_missing(apr: Any, line: str, whole: str) -> None:

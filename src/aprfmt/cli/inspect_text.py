@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _IDENTITY = ("name", "description", "author", "version", "source", "original_format", "created_at")
 _PROVENANCE = (("license", "license"), ("data_source", "data source"), ("data_license", "data license"))
+_LEAST_VALUE = 24
 _VALUE_WIDTH = 72
 
 
@@ -54,7 +55,7 @@ def _inspection(found: Inspection) -> Iterator[str]:
 def key_table(keys: Sequence[StoredKey]) -> list[str]:
     """Metadata keys with types and shortened values."""
     cells = [[key.key, _stored_type(key), shorten(as_text(key.value), _VALUE_WIDTH)] for key in keys]
-    return table(["key", "type", "value"], cells)
+    return table(["key", "type", "value"], cells, spare="type", wrap=_LEAST_VALUE)
 
 
 def _stored_type(key: StoredKey) -> str:

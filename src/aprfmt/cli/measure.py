@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -246,13 +247,16 @@ def report(
 
     if port and not live:
         raise UsageError("--port needs --live")
+    if len(file) == 2 and output is None and file[1].endswith((".html", ".png")):
+        output = Path(file.pop())  # as `apr convert A B` takes it
     if len(file) > 1 or live or is_run(Path(file[0])):
         body = aprfmt.report(file, output, force=force, live=live, port=port, log=out.progress_line)
         out.result(body, _run_reports(body, output))
         return
     if output is None and out.mode != "json":
         detect(file[0])  # report an unreadable model first
-        raise UsageError("a model's report is an HTML page", hint="add -o page.html, or see apr inspect")
+        line = shlex.join(["apr", "report", file[0], "-o", f"{Path(file[0]).stem}.html"])
+        raise UsageError("a model's report is an HTML page", hint=line)
     with progress_bar("reading") as progress:
         body = aprfmt.report(file[0], output, force=force, follow_links=follow_links, progress=progress)
     count = cast("int", body["tensor_count"])

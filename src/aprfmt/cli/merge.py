@@ -36,4 +36,7 @@ class Merge(Conversion):
         """Runs the command."""
         from aprfmt.convert.merge_models import merge_models
 
-        self.run("merging", merge_models, self.models or [], self.output)
+        models, config = self.models or [], {}
+        if len(models) == 1 and models[0].endswith((".yaml", ".yml")) and "config" not in self.given():
+            models, config = [], {"config": models[0]}  # as mergekit-yaml takes it
+        self.run("merging", merge_models, models, self.output, **config)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from aprfmt.cli.commands import COMMANDS
-from aprfmt.cli.habits import HABITS, OPTIONS, OPTIONS_OF, PROGRAMS, SAME, Habit, Meaning
-from aprfmt.cli.output import is_of_mlx
+from aprfmt.cli.foreign_options import OPTIONS, OPTIONS_OF, Meaning
+from aprfmt.cli.habits import HABITS, PROGRAMS, SAME, Habit
+from aprfmt.cli.output import is_of_mlx, quantizes
 from aprfmt.io.source import exists
+from aprfmt.text import first_few
 
 _NAME = re.compile(r"\b[A-Z]+\b")
 _NOT_RUN = ("push", "distill", "pretrain", "resume", "teacher")
@@ -39,8 +43,6 @@ class Suggestion:
 
     def line(self) -> str:
         """The command line, quoted for a shell."""
-        import shlex
-
         return shlex.join(["apr", *self.words])
 
     def hint(self) -> str:
@@ -77,6 +79,24 @@ def suggest(arguments: Sequence[str], error: Exception) -> Suggestion | None:
     return found if found is not None and found.words != [*arguments] else None
 
 
+_TRAINS = ("distill", "pretrain")
+_EPOCHS = ["--epochs", "3"]
+"""The default of transformers and TRL."""
+
+
+def _complete_training(words: list[str]) -> None:
+    """Adds the output folder, and the epochs where no length is given, to a line of training that names its data."""
+    if "STEPS" in words:
+        at = words.index("STEPS")
+        words[at - 1 : at + 1] = [] if "--epochs" in words else _EPOCHS
+    if words.count("--lora") and "--lora=r=16" in words:  # `--lora --rank 8`
+        words.remove("--lora=r=16")
+    names = {word.partition("=")[0] for word in words}
+    if "--data" in names and not names & {"--resume", "--config", "--help"}:
+        words += [] if names & {"-o", "--output"} else ["-o", "run"]
+        words += [] if names & {"--steps", "--epochs", "--smoke"} else _EPOCHS
+
+
 _SAMPLING = ("--top-k", "--top-p", "--min-p")
 
 
@@ -90,25 +110,47 @@ def rephrase(arguments: Sequence[str]) -> Suggestion | None:
         habit = Habit("[MODEL]", f"{name} MODEL")
     if habit is None:
         return None
+    if (special := _SPECIAL.get(key)) is not None and (found := special(rest)) is not None:
+        return found
     if not habit.ours:
         return Suggestion([], then=habit.then, complete=False)
-    is_mlx = is_of_mlx(arguments)
-    found = _OtherLine(key, habit).read([word for word in rest if not is_mlx or word not in _QUANTIZE])
-    if is_mlx:
-        _of_mlx(found.words, asked=bool({*_QUANTIZE} & {*rest}))
-    found.words[1:] = _in_order(found.words)
-    if found.words[0] == "run" and {*found.words} & {*_SAMPLING} and "--temperature" not in found.words:
-        found.words += ["--temperature", "0.8"]  # the default of llama.cpp and Ollama
-    if "--epochs" in found.words and "STEPS" in found.words:
-        at = found.words.index("STEPS")
-        del found.words[at - 1 : at + 1]
-        found.complete = "STEPS" not in found.words
+    found = _read(key, habit, rest, is_of_mlx(arguments))
+    _complete_values(found.words)
     is_ours = arguments[0] == found.words[0]
     if is_ours and found.dropped and sorted(found.words) == sorted({*arguments} & {*found.words}):
         return None  # only an unknown option, which the error names
     return (
         None if sorted(found.words) == sorted(arguments) and is_ours and not _moved(found.words, arguments) else found
     )
+
+
+def _read(key: str, habit: Habit, rest: list[str], is_mlx: bool) -> Suggestion:
+    """Our line by a row, from its arguments `rest`."""
+    if key in _JOINS:
+        rest = _first_part(rest)
+    if is_mlx:
+        found = _OtherLine(key, habit).read([word for word in rest if word not in _QUANTIZE])
+        _of_mlx(found.words, asked=bool({*_QUANTIZE} & {*rest}))
+    else:
+        types = habit.ours.startswith(_CONVERTS)
+        rest = ["--dtype" if types and word == "-q" and quantizes(rest[at:]) else word for at, word in enumerate(rest)]
+        found = _OtherLine(key, habit).read(rest)
+    if key == "split":
+        _keep_gguf(found.words)
+    found.words[1:] = _in_order(found.words)
+    return found
+
+
+def _complete_values(words: list[str]) -> None:
+    """Corrects a line by what its files are, and adds what other programs have as defaults."""
+    if words[0] == "merge" and any(map(_is_adapter, words[1:])) and "--method" not in words:
+        words[0] = "merge-adapter"
+    elif words[0] == "run" and {*words} & {*_SAMPLING} and "--temperature" not in words:
+        words += ["--temperature", "0.8"]  # the default of llama.cpp and Ollama
+    elif words[0] in _TRAINS:
+        _complete_training(words)
+    elif words[0] == "push" and len(words) > 2 and not exists(words[1]) and exists(words[2]):
+        words[1:3] = words[2:0:-1]  # `hf upload` names the repository first
 
 
 def _moved(words: Sequence[str], arguments: Sequence[str]) -> bool:
@@ -222,6 +264,10 @@ class _OtherLine:
         value = value if equals else next(left, "")
         if callable(meaning):
             words = meaning(value)
+            if isinstance(words, dict):
+                for bound, given in words.items():
+                    self._many.setdefault(bound, []).append(given)
+                return
             self._places += words[:1] if words and not words[0].startswith("-") else []
             words = words if words and words[0].startswith("-") else words[1:]
             self._options += words if len(words) != 1 or words[0] not in self._options else []
@@ -272,7 +318,8 @@ class _OtherLine:
                 self._bound[name] = given[-1] if given else places[0]
                 places = places if given else places[1:]
             elif has_default:
-                value = self._put_names(default)
+                value = _STEM.sub(lambda match: _stem(self._bound.get(match[1], match[1])), default)
+                value = self._put_names(value) if value == default else value
                 self._bound[name] = value.rpartition("/")[2] if default.startswith("/") else value
             else:
                 (optional if is_optional else missing).add(name)
@@ -288,6 +335,120 @@ class _OtherLine:
                 split = equals and option.startswith("--") and names
                 words += [option, value] if split else [_once(text)]
         return [*words, *([] if self._habit.alone else [*unnamed, *places]), *self._options], not missing
+
+
+_STEM = re.compile(r"<([A-Z]+)>")
+
+
+def _stem(path: str) -> str:
+    """The last part of a path without a model's suffix."""
+    name = os.path.basename(path.rstrip("/")) or "model"
+    return re.sub(r"(-00001-of-\d{5})?\.(gguf|apr|safetensors|bin|pth?)$", "", name)
+
+
+_CONVERTS = ("convert", "export", "import")
+_JOINS = ("join", "llama-gguf-split --merge")
+_PART = re.compile(r"-(\d{5})-of-\d{5}\.\w+$")
+
+
+def _first_part(rest: Sequence[str]) -> list[str]:
+    """`rest` with the first of several shards only, also of those in a folder."""
+    words: list[str] = []
+    for word in rest:
+        if os.path.isdir(word):
+            names = sorted(name for name in os.listdir(word) if (part := _PART.search(name)) and int(part[1]) == 1)
+            word = os.path.join(word, names[0]) if len(names) == 1 else word
+        part = _PART.search(word)
+        words += [] if part is not None and int(part[1]) > 1 else [word]
+    return words
+
+
+def _keep_gguf(words: list[str]) -> None:
+    """Names the shards of a GGUF as GGUFs: `split model.gguf part` writes part-00001-of-..."""
+    output = words.index("-o") + 1 if "-o" in words else words.index("--output") + 1 if "--output" in words else 0
+    if output and words[1].endswith(".gguf") and not os.path.splitext(words[output])[1]:
+        words[output] = f"{words[output].rstrip('/')}.gguf"
+
+
+def _is_adapter(word: str) -> bool:
+    return os.path.isfile(os.path.join(word, "adapter_config.json"))
+
+
+# --- lines that no row can answer ---
+
+_MOST_NAMED = 6
+
+
+def _serve(rest: Sequence[str]) -> Suggestion | None:
+    """llama-server reads a GGUF as it is."""
+    model = next((word for word in rest if word.endswith(".gguf")), None)
+    if model is None:
+        return None
+    return Suggestion([], then=f"llama-server -m {shlex.quote(model)} serves it; apr has no server", complete=False)
+
+
+def _create(rest: Sequence[str]) -> Suggestion | None:
+    """Ollama reads a Modelfile of a GGUF itself."""
+    if not {"-f", "--file", "--from"} & {word.partition("=")[0] for word in rest}:
+        if len([word for word in rest if not word.startswith("-")]) != 1 or not os.path.isfile("Modelfile"):
+            return None
+        rest = [*rest, "-f", "Modelfile"]  # its default
+    found = _OtherLine("ollama create -f", HABITS["ollama create -f"]).read(rest)
+    model, name = found.words[1], os.path.splitext(found.words[3])[0]
+    if not model.endswith(".gguf") or "--dtype" in found.words:
+        return None
+    line = shlex.join(["ollama", "create", name, "-f", _value_of(rest, ("-f", "--file"))])
+    return Suggestion([], then=f"{line}: Ollama reads {model} as it is", complete=False)
+
+
+def _value_of(rest: Sequence[str], options: Collection[str]) -> str:
+    return next((value for option, value in pairwise(rest) if option in options), "Modelfile")
+
+
+def _pull(rest: Sequence[str]) -> Suggestion | None:
+    """A repository of the hub: Ollama's own registry is not read."""
+    address = next((word for word in rest if not word.startswith("-")), "")
+    address = re.sub(r"^(hf://|(https?://)?(hf\.co|huggingface\.co)/)", "", address)
+    repository, _, quant = address.partition(":")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        return None
+    name = repository.rpartition("/")[2]
+    if quant:
+        return Suggestion(["convert", f"hf://{address}", "-o", f"{name}-{quant}.gguf"])
+    return Suggestion(["convert", f"hf://{repository}", "-o", name, "--format", "hf"])
+
+
+def _list(rest: Sequence[str]) -> Suggestion | None:
+    """The models of a folder."""
+    folder = next((word for word in rest if os.path.isdir(word)), ".")
+    if next((word for word in rest if os.path.isfile(word)), None) is not None:
+        return None
+    paths = sorted(os.path.normpath(os.path.join(folder, name)) for name in os.listdir(folder))
+    found = [path for path in paths if path.endswith((".gguf", ".apr", ".safetensors")) or _is_model_folder(path)]
+    if not found:
+        return None
+    then = f"models here: {first_few(found, _MOST_NAMED)}"
+    return Suggestion(["inspect", found[0]], then=then, complete=False)
+
+
+def _is_model_folder(path: str) -> bool:
+    return os.path.isfile(os.path.join(path, "config.json"))
+
+
+def _inspect(rest: Sequence[str]) -> Suggestion | None:
+    """One model at a time."""
+    places = [word for word in rest if not word.startswith("-")]
+    return Suggestion(["inspect", places[0]], then="one model at a time", complete=False) if len(places) > 1 else None
+
+
+_SPECIAL: dict[str, Callable[[Sequence[str]], Suggestion | None]] = {
+    **dict.fromkeys(("llama-server", "mlx-lm server", "ollama serve", "transformers serve"), _serve),
+    **dict.fromkeys(("ollama create", "ollama create -f"), _create),
+    "ollama pull": _pull,
+    "ollama list": _list,
+    "inspect": _inspect,
+}
+"""By row of HABITS, which applies where these return None."""
 
 
 def _once(text: str) -> str:
@@ -384,8 +545,34 @@ def _completed(found: Suggestion, error: Exception) -> Suggestion | None:
             del words[len(words) - 1 - words[::-1].index(value)]
         else:
             complete = False
+            value = (_output_of(words, rest) or value) if "--output" in p.opts else value
         added += [value] if p in places else [min(p.opts, key=len), value]
     return Suggestion([*words, *added], found.dropped, found.then, complete)
+
+
+_OUTPUTS_OF = {
+    "import": "{}.apr",
+    "merge": "merged",
+    "merge-adapter": "merged",
+    "prune": "{}-pruned",
+    "shard": "{}-shards",
+    "imatrix": "{}.imatrix.gguf",
+    "teacher": "{}-logprobs",
+}
+_SUFFIXES = {"gguf": ".gguf", "apr": ".apr", "safetensors": ".safetensors", "hf": "-hf", "mlx": "-mlx"}
+
+
+def _output_of(words: Sequence[str], places: Sequence[str]) -> str | None:
+    """A name for the output of our line `words`, which names none; None if it is unclear or taken."""
+    if not places:
+        return None
+    stem, given = _stem(places[0]), dict(pairwise(words))
+    name = _OUTPUTS_OF.get(words[0], "").format(stem)
+    if words[0] in ("convert", "export"):
+        dtype = given.get("--dtype") or given.get("--quantize") or ""
+        kind = _SUFFIXES.get(given.get("--format", "gguf"), f"-{given.get('--format')}")
+        name = f"{stem}{f'-{dtype}' * bool(dtype)}{kind}"
+    return name if name and not exists(name) else None
 
 
 def _is_model(word: str) -> bool:

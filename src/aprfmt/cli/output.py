@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -84,6 +85,15 @@ def is_of_mlx(arguments: Sequence[str]) -> bool:
     return bool({"--hf-path", "mlx-lm.convert", "mlx-lm"} & names)
 
 
+_TYPE = re.compile(r"i?q\d\w*|tq\d\w*|b?f16|fp?\d+\w*|mxfp4\w*|nvfp4\w*|int\d", re.IGNORECASE)
+
+
+def quantizes(arguments: Sequence[str]) -> bool:
+    """Whether `-q` is followed by a type, as in `ollama create -q q4_K_M`."""
+    after = dict(pairwise(arguments)).get("-q", "")
+    return _TYPE.fullmatch(after) is not None
+
+
 class Console:
     """The output of a command: one object per process; `configure` sets its mode before parsing."""
 
@@ -110,7 +120,7 @@ class Console:
         """Sets the mode from the raw command line, so that it applies to usage errors, too."""
         self.arguments = arguments
         words = arguments[: arguments.index("--")] if "--" in arguments else arguments
-        quiet = "--quiet" in words or ("-q" in words and not is_of_mlx(words))
+        quiet = "--quiet" in words or ("-q" in words and not is_of_mlx(words) and not quantizes(words))
         self.mode = "json" if "--json" in words else "quiet" if quiet else "human"
         self.command = next((word for word in words if not word.startswith("-")), "")
         # `diff` answers 1 for "different", so its failures must be 2 whatever their cause.

@@ -138,9 +138,8 @@ def _from_options(call: MergeCall) -> MergeRecipe:
     models = given_paths(call.models, "models", "apr merge A B -o OUT --method linear")
     _refuse_adapters(models, call.dst)
     if call.method is None:
-        raise UsageError(
-            "no merge method given", hint="use --method linear, slerp, ties, ..., or a recipe with --config FILE"
-        )
+        line = shlex.join(["apr", "merge", *map(str, models), "-o", str(call.dst), "--method", "linear"])
+        raise UsageError("no merge method given", hint=f"{line}; or slerp, ties, ..., or a recipe with --config FILE")
     word = str(call.method)
     method = find_method(word)
     if word == WEIGHTED and call.weight is None:

@@ -34,7 +34,7 @@ from aprfmt.types import PathLike
 
 WEIGHTED, DARE = "weighted", "dare"
 
-ALIASES = {WEIGHTED: LINEAR, DARE: DARE_LINEAR}
+ALIASES = {WEIGHTED: LINEAR, "average": LINEAR, DARE: DARE_LINEAR}
 
 _DELTA = ("weight", "density", "normalize", "rescale", "lambda")
 

@@ -200,7 +200,9 @@ def unknown(name: str, *others: str) -> UsageError:
     known = [*others, *PRESETS, *ALIASES]
     means = [preset for words, preset in _ELSEWHERE.items() if _key(name) in words.split()]
     near = [preset for preset in means if preset in known] or get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    if near:
+    if name.isdecimal():
+        hint = f"for MLX: --format mlx --bits {name}; else a preset such as q4_k_m (apr quantize --list)"
+    elif near:
         hint = f"did you mean {near[0]}? apr quantize --list shows all presets"
     else:
         hint = f"known: {', '.join([*others, *PRESETS])}"

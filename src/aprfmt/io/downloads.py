@@ -41,11 +41,11 @@ _ZIP, _PICKLES = b"PK\x03\x04", (".bin", ".pt", ".pth")
 
 _ARCHIVES = (
     (0, _ZIP, "a zip archive", "unzip"),
-    (0, b"\x1f\x8b", "gzip-compressed", "gunzip -k"),
-    (0, b"\x28\xb5\x2f\xfd", "zstd-compressed", "zstd -d"),
-    (0, b"\xfd7zXZ\0", "xz-compressed", "unxz -k"),
-    (0, b"BZh", "bzip2-compressed", "bunzip2 -k"),
-    (0, b"\x04\x22\x4d\x18", "lz4-compressed", "lz4 -d"),
+    (0, b"\x1f\x8b", "gzip-compressed", "gzip -dc"),
+    (0, b"\x28\xb5\x2f\xfd", "zstd-compressed", "zstd -dc"),
+    (0, b"\xfd7zXZ\0", "xz-compressed", "xz -dc"),
+    (0, b"BZh", "bzip2-compressed", "bzip2 -dc"),
+    (0, b"\x04\x22\x4d\x18", "lz4-compressed", "lz4 -dc"),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", "7z x"),
     (0, b"Rar!", "a RAR archive", "unrar x"),
     (257, b"ustar", "a tar archive", "tar -xf"),
@@ -224,5 +224,9 @@ def _archive(head: bytes, path: str) -> AprError | None:
         if head.startswith(magic, offset) and not (magic == _ZIP and path.endswith(_PICKLES)):
             packed = f"the file is {what}" if what.endswith("compressed") else what
             hint = f"unpack it first: {program} {shlex.quote(path)}"
+            if program.endswith("-dc"):  # these programs refuse names without a suffix of theirs
+                stem, suffix = os.path.splitext(path)
+                target = stem if suffix in (".gz", ".zst", ".xz", ".bz2", ".lz4") else f"{stem}.unpacked{suffix}"
+                hint += f" > {shlex.quote(target)}"
             return UnknownFormatError(f"{packed}, not a model", path=path, hint=hint)
     return None

@@ -143,7 +143,9 @@ def sampling_of(**values: float) -> Sampling:
             raise UsageError(f"{name} must be {_KINDS[kind]} from {least:g} to {most:g}, not {value!r:.40}")
     usual = Sampling()
     if not values["temperature"]:
-        named = [name for name in values if name != "temperature" and values[name] != getattr(usual, name)]
+        # A seed too is harmless: `temperature=0, seed=1` is how many ask for the same text each time.
+        settings = [name for name in values if name not in ("temperature", "seed")]
+        named = [name for name in settings if values[name] != getattr(usual, name)]
         if named:
             raise UsageError(
                 f"{named[0]} has no effect without a temperature: decoding is greedy", hint="add --temperature 0.8"

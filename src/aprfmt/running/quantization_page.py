@@ -10,11 +10,11 @@ from statistics import fmean
 from aprfmt.convert.report import QuantizedGroup
 from aprfmt.html.charts import Chart, Series, draw
 from aprfmt.html.heatmaps import Cell, Legend, heat_map
-from aprfmt.html.page import Tone, grid, heading, headline, page, paragraph, table, tiles
+from aprfmt.html.page import Tone, fold, grid, heading, headline, page, paragraph, table, tiles
 from aprfmt.inspection.layers import Layers, by_layer
 from aprfmt.running.quantization_report import PresetPoint, QuantizationReport, TypedTensor
 from aprfmt.running.sensitivity import role_of
-from aprfmt.text import format_bytes, format_number
+from aprfmt.text import format_bytes, format_number, plural
 
 _FEWEST_BITS, _MOST_BITS = 1.5, 16.0
 """Bits per value at which a square of a map of types is palest, and at which it is fullest."""
@@ -33,8 +33,10 @@ def quantization_html(found: QuantizationReport) -> str:
     parts = [headline(f"{what} of {Path(report.source).name}"), paragraph(f"{report.source} to {report.output}")]
     parts += [_tiles(found), heading("Size and KL divergence"), paragraph(_origin(found))]
     parts += [grid([draw(_front(found)), *map(draw, _by_layer(found.tensors))])]
-    parts += [heading("Types"), *_maps(found.tensors), heading("Presets"), _presets(found)]
-    parts += [heading("Roles and layers"), _groups(found.groups), heading("Tensors"), _tensors(found.tensors)]
+    parts += [heading("Types"), *_maps(found.tensors), heading("Presets")]
+    parts += [fold(plural(len(found.presets), "preset"), _presets(found), wide=True), heading("Roles and layers")]
+    parts += [fold(plural(len(found.groups), "group"), _groups(found.groups), wide=True), heading("Tensors")]
+    parts += [fold(plural(len(found.tensors), "tensor"), _tensors(found.tensors), wide=True)]
     return page(f"Quantization: {name}", parts)
 
 

@@ -1,0 +1,254 @@
+"""Options of other programs, and what they are here: of any command, of one command, and of rows of `habits`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+Meaning: TypeAlias = str | Callable[[str], list[str] | dict[str, str]]
+"""What an option of another program is here.
+
+--option    our option; its value is kept
+--a=b       these words, in place of a switch
+NAME        its value is this name of the habit's line
+""          nothing: a switch that changes no result
+=           nothing, and so is its value
+a function  our words, from its value; or values of names
+"""
+
+
+def _fixed(**words: str) -> Callable[[str], list[str]]:
+    """Our words by the value, in lower case; none for another value."""
+    return lambda value: words.get(value.lower(), "").split()
+
+
+def set_key(key: str) -> Callable[[str], list[str]]:
+    """Sets a metadata key to the value."""
+    return lambda value: ["--set", f"{key}={value}"]
+
+
+def _many(option: str) -> Callable[[str], list[str]]:
+    """Repeats our option for each part of a list with commas."""
+    return lambda value: [word for part in value.split(",") for word in (option, part)]
+
+
+def _outtype(value: str) -> list[str]:
+    return [] if value == "auto" else ["--dtype", value]
+
+
+def _type_or_threads(value: str) -> list[str]:
+    """`-t` of llama-quantize's users: a number of threads, or the type."""
+    return ["--threads", value] if value.isdecimal() else [value]
+
+
+def model_of_modelfile(path: str) -> dict[str, str]:
+    """The model that an Ollama Modelfile starts from."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            words = [line.split(None, 1) for line in file.read(_MAX_MODELFILE_BYTES).splitlines()]
+    except OSError:
+        return {}
+    models = [found[1].strip() for found in words if len(found) == 2 and found[0].upper() == "FROM"]
+    return {"MODEL": models[-1]} if models else {}
+
+
+_MAX_MODELFILE_BYTES = 1 << 16
+
+
+def pretrained_model(value: str) -> list[str]:
+    """The model of lm_eval's `pretrained=MODEL,dtype=...`."""
+    return [part.partition("=")[2] for part in value.split(",") if part.startswith("pretrained=")]
+
+
+OPTIONS: dict[str, Meaning] = {
+    **dict.fromkeys(("--outfile", "--out", "--output-path", "--output-dir", "--mlx-path", "--out-path"), "--output"),
+    **dict.fromkeys(("--out-type", "--ftype", "--torch-dtype"), "--dtype"),
+    "--outtype": _outtype,
+    **dict.fromkeys(("--dry-run", "--dryrun"), "--plan"),
+    **dict.fromkeys(("--overwrite", "--yes", "-y"), "--force"),
+    "--q-bits": "--bits",
+    "--q-group-size": "--group-size",
+    "--quant-predicate": "--recipe",
+    **dict.fromkeys(("--to", "--output-format"), "--format"),
+    **dict.fromkeys(("--split-max-size", "--max-shard-size", "--out-shard-size"), "--shard-size"),
+    **dict.fromkeys(("--max-size", "--size", "--split-size"), "--shard-size"),
+    "--output-tensor-type": "--output-type",
+    "--token-embedding-type": "--embedding-type",
+    "--leave-output-tensor": "--leave-output",
+    "--tensor-type-file": "--recipe",
+    **dict.fromkeys(("--nthreads", "--n-threads"), "--threads"),
+    "--temp": "--temperature",
+    **dict.fromkeys(("--n-predict", "--predict", "--max-new-tokens", "--num-predict"), "--max-tokens"),
+    **dict.fromkeys(("--n-gpu-layers", "--num-gpu", "-ngl"), "--gpu-layers"),
+    **dict.fromkeys(("--ctx-size", "--num-ctx", "--n-ctx", "--context", "--context-length", "--ctx-len"), "--ctx"),
+    **dict.fromkeys(("--system-prompt", "-sys"), "--system"),
+    **dict.fromkeys(("--hf-path", "--model", "-m", "--model-name-or-path"), "MODEL"),
+    **dict.fromkeys(("--hf-repo", "-hf", "-hfr"), lambda value: [f"hf://{value}"]),
+    "--prompt": "PROMPT",
+    **dict.fromkeys(
+        ("--verbose", "-v", "--trust-remote-code", "--color", "-co", "--no-mmap", "--mlock", "--no-warmup", "--jinja"),
+        "",
+    ),
+    **dict.fromkeys(
+        ("-e", "--escape", "--no-display-prompt", "--log-disable", "-cnv", "--conversation", "-i", "--interactive"), ""
+    ),
+    **dict.fromkeys(("-it", "--chat", "--interactive-first"), ""),
+    **dict.fromkeys(("-st", "--single-turn", "--simple-io", "--offline", "--skip-contract", "--verbose-prompt"), ""),
+    **dict.fromkeys(
+        ("-fa", "--flash-attn", "-b", "--batch-size", "-ub", "--ubatch-size", "-tb", "--threads-batch"), "="
+    ),
+    **dict.fromkeys(("-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu", "-dev"), "="),
+}
+"""Of any command. Words are looked up with dashes for underscores, as `--output_dir`."""
+
+RUN_OPTIONS: dict[str, Meaning] = {
+    "-p": "PROMPT",
+    "-t": "--threads",
+    "-c": "--ctx",
+    "-s": "--seed",
+    "-n": "--max-tokens",
+    "-r": "--stop",
+    "--reverse-prompt": "--stop",
+    **dict.fromkeys(("-no-cnv", "--no-conversation", "--ignore-chat-template"), "--raw"),
+    "--chat-template-file": "--template",
+    "--adapter-path": "--lora",
+    **dict.fromkeys(("--embedding", "--embeddings"), "--embed"),
+}
+EVAL_OPTIONS: dict[str, Meaning] = {
+    **dict.fromkeys(("-f", "--file", "--text", "--data-path", "--dataset"), "--data"),
+    "-t": "--threads",
+    **dict.fromkeys(("-c", "--ctx-size", "--max-length", "--sequence-length"), "--seq-len"),
+    "--kl-divergence": "",
+    **dict.fromkeys(("--kl-divergence-base", "--reference", "--base", "--original", "--teacher"), "--against"),
+    "--metric": "=",
+}
+BENCH_OPTIONS: dict[str, Meaning] = {
+    "-p": "--prompt-tokens",
+    **dict.fromkeys(("--n-prompt", "-pp", "--pp"), "--prompt-tokens"),
+    **dict.fromkeys(("-n", "--n-gen", "--max-tokens", "-g", "--generation-tokens"), "--tokens"),
+    **dict.fromkeys(("--gen-tokens", "-tg", "--tg"), "--tokens"),
+    **dict.fromkeys(("-r", "--repetitions", "--iterations", "--num-trials"), "--runs"),
+    "-t": "--threads",
+    **dict.fromkeys(("--warmup", "--percentiles"), "="),
+    "--fast": "",
+    "-o": _fixed(json="--json", jsonl="--json"),
+}
+_BENCH_OF_APR: dict[str, Meaning] = {name: meaning for name, meaning in BENCH_OPTIONS.items() if name != "-o"} | {
+    "--prompt": "="
+}
+IMATRIX_OPTIONS: dict[str, Meaning] = {
+    **dict.fromkeys(("-f", "--file"), "--data"),
+    "-t": "--threads",
+    "-c": "--chunk-size",
+    "--ctx-size": "--chunk-size",
+    "--in-file": lambda value: [value, "--merge"],
+    "--output-file": "--output",
+    "--output-format": _fixed(),
+    "--output-frequency": "=",
+}
+_QUANTIZE: dict[str, Meaning] = {
+    **dict.fromkeys(("--type", "--dtype", "--quantize", "--scheme", "-s"), "TYPE"),
+    **dict.fromkeys(("--qtype", "--quant", "--quantization", "--preset"), "TYPE"),
+    "-t": _type_or_threads,
+    "--keep-split": "",
+}
+MERGE_OPTIONS: dict[str, Meaning] = {
+    **dict.fromkeys(
+        ("--merge-method", "--strategy"), lambda value: ["--method", {"average": "linear"}.get(value, value)]
+    ),
+    "--weights": _many("--weight"),
+    "--base-model": "--base",
+    "-t": "--t",
+    **dict.fromkeys(("--cuda", "--lazy-unpickle", "--copy-tokenizer", "--low-cpu-memory", "--multi-gpu"), ""),
+    "--random-seed": "--seed",
+}
+_TRAIN: dict[str, Meaning] = {
+    "--model-name-or-path": "MODEL",
+    **dict.fromkeys(("--teacher-model-name-or-path", "--teacher-model"), "TEACHER"),
+    **dict.fromkeys(("--dataset-name", "--dataset", "--train-data", "--dataset-path"), "DATA"),
+    **dict.fromkeys(("--output-dir", "--run-dir", "--adapter-path"), "OUT"),
+    **dict.fromkeys(("--max-steps", "--num-steps", "--iters"), "STEPS"),
+    "--num-train-epochs": "--epochs",
+    "--learning-rate": "--lr",
+    **dict.fromkeys(("--max-length", "--max-seq-length", "--seq-length"), "--seq-len"),
+    "--gradient-checkpointing": "--recompute=block",
+    "--max-grad-norm": "--clip",
+    "--adam-epsilon": "--eps",
+    "--adam-beta1": "--beta1",
+    "--adam-beta2": "--beta2",
+    "--logging-steps": "--log-every",
+    "--save-steps": "--save-every",
+    "--eval-steps": "--eval-every",
+    "--save-total-limit": "--keep",
+    "--report-to": "--log-to",
+    "--resume-from-checkpoint": "--resume",
+    **dict.fromkeys(("--packing", "--bf16", "--train", "--do-train"), ""),
+    "--backend": _fixed(cuda="--device cuda", cpu="--device cpu"),
+    "--mode": _fixed(),
+    **dict.fromkeys(("--tokenizer", "--steps-per-epoch", "--strategy", "--fine-tune-type"), "="),
+}
+_OF_PEFT: dict[str, Meaning] = {
+    **dict.fromkeys(("--lora", "--use-peft"), "--lora=r=16"),
+    **dict.fromkeys(("--lora-r", "--lora-rank", "--rank"), lambda value: ["--lora", f"r={value}"]),
+}
+FOREIGN_TRAIN = _TRAIN | _OF_PEFT | {"--data": "DATA", "--steps": "STEPS", "--student": "MODEL", "--init": "MODEL"}
+"""Of rows whose line has these names."""
+
+NEW_METADATA: dict[str, Meaning] = {
+    **dict.fromkeys(("--general-name", "--name"), set_key("general.name")),
+    "--general-description": set_key("general.description"),
+    "--chat-template": set_key("tokenizer.chat_template"),
+    "--chat-template-file": lambda value: ["--set", f"tokenizer.chat_template=@{value}"],
+    "--pre-tokenizer": set_key("tokenizer.ggml.pre"),
+    "--remove-metadata": "--unset",
+    "--force": "",
+}
+DOWNLOAD: dict[str, Meaning] = {
+    "--local-dir": "OUT",
+    "--repo-type": "=",
+    **dict.fromkeys(("--local-dir-use-symlinks", "--cache-dir", "--max-workers"), "="),
+}
+_QA_SKIPS = ("golden", "throughput", "ollama", "gpu-speedup", "contract", "format-parity", "ptx-parity", "gpu-state")
+
+_DTYPE: dict[str, Meaning] = {
+    **dict.fromkeys(("--type", "-t", "--quant", "--qtype", "--quantization"), "--dtype"),
+    **dict.fromkeys(("--base-model", "--base-model-id"), "--base"),
+}
+MESSAGES: dict[str, Meaning] = dict.fromkeys(("--messages", "--render", "--chat", "--conversation"), "CHAT")
+AGAINST: dict[str, Meaning] = (
+    EVAL_OPTIONS
+    | {name: "BASE" for name, meaning in EVAL_OPTIONS.items() if meaning == "--against"}
+    | dict.fromkeys(("--data", "-d", "-f"), "DATA")
+)
+
+OPTIONS_OF: dict[str, dict[str, Meaning]] = {
+    "inspect": {"--filters": ""},
+    "tensors": {"--grep": "--filter", "-n": "--limit"},
+    "tree": {"--grep": "--filter", "-L": "--depth"},
+    "hex": {"--slice": "=", **dict.fromkeys(("--header", "--blocks", "--list", "--contract"), "")},
+    "diff": {
+        "--limit": "--top",
+        "--threshold": "--tolerance",
+        "--weights": "--values",
+        "--transpose-aware": "",
+        "--tensors": "",
+    },
+    "import": {**dict.fromkeys(("--preserve-q4k", "--strict", "--enforce-provenance"), "")},
+    "convert": {**_DTYPE, "--dequantize": "--dtype=f16", "-d": "--dtype=f16", "--use-temp-file": "", "--no-lazy": ""},
+    "export": _DTYPE,
+    "quantize": _QUANTIZE,
+    "merge": MERGE_OPTIONS,
+    "prune": {"--remove-layers": "--drop-layers", "--prune-layers": "--drop-layers", "-m": "=", "--method": "="},
+    "run": RUN_OPTIONS,
+    "eval": EVAL_OPTIONS,
+    "imatrix": IMATRIX_OPTIONS,
+    "bench": _BENCH_OF_APR,
+    "qa": {
+        **dict.fromkeys((f"--skip-{name}" for name in (*_QA_SKIPS, "metadata", "capability")), ""),
+        **dict.fromkeys(("--iterations", "--warmup", "--max-tokens", "--min-executed"), "="),
+    },
+    "push": {"--commit-message": "--message", "--repo-type": "=", "--repo-id": "REPO", "--local-dir": "SRC"},
+    "distill": _TRAIN,
+    "pretrain": _TRAIN,
+}
+"""Of one command of ours: what its namesake in other programs takes."""
