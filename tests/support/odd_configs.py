@@ -201,8 +201,8 @@ class _Judged:
             return Verdict(REFUSED, relative_error(computed, self.wanted), self._without_paths(str(error)))
         self.computed = self.llama.logits(self.gguf, self.ids, self.case.kind)
         self.tolerance = (QUANTIZED if self.case.gguf_dtype == "q8_0" else TOLERANCE) * self.loose
-        if (error := self._error_of_dense_attention()) > self.tolerance:
-            return Verdict(WRONG, error, "with attention to all positions")
+        if (of_dense := self._error_of_dense_attention()) > self.tolerance:
+            return Verdict(WRONG, of_dense, "with attention to all positions")
         return _verdict(self.computed, self.wanted, self.tolerance, report.differences)
 
     def _error_of_dense_attention(self) -> float:
