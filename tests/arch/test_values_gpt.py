@@ -120,7 +120,6 @@ def test_old_names_of_falcon() -> None:
         ("falcon", "parallel_attn", False),
         ("gpt2", "scale_attn_by_inverse_layer_idx", True),
         ("gpt2", "activation_function", "relu"),
-        ("gpt_neox", "attention_bias", False),
         ("bloom", "apply_residual_connection_post_layernorm", True),
         ("mpt", "attn_config", {"softmax_scale": 0.5}),
         ("bert", "hidden_act", "relu"),

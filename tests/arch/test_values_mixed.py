@@ -142,7 +142,7 @@ def test_granite_without_experts() -> None:
     ("name", "config"),
     [
         ("MambaForCausalLM", {"use_bias": True, "intermediate_size": None}),
-        ("Mamba2ForCausalLM", {"use_conv_bias": False}),
+        ("Mamba2ForCausalLM", {"use_bias": True}),
         ("Lfm2ForCausalLM", {"conv_bias": True}),
         ("Qwen3NextForCausalLM", {"attention_bias": True}),
         ("Qwen3NextForCausalLM", {"norm_topk_prob": False}),

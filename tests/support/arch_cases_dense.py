@@ -61,13 +61,13 @@ CASES: tuple[ArchCase, ...] = (
     }),
     *family("starcoder2", "Starcoder2", TIED, {
         "mha": MHA, "untied": UNTIED, "linear": _rope(**_LINEAR), "yarn": _rope(**_YARN),
-        "no_bias": ({"use_bias": False}, "its loader needs every bias"),
+        "no_bias": {"use_bias": False},
         "window": ({"sliding_window": 8}, _NO_WINDOW),
     }),
     *family("jais2", "Jais2", MHA, {
         "gqa": {"num_key_value_heads": 2}, "tied": TIED, "head_dim": {"head_dim": 24}, "linear": _rope(**_LINEAR),
         "yarn": _rope(**_YARN),
-        "no_bias": ({"attention_bias": False, "mlp_bias": False}, "its loader needs every bias"),
+        "no_bias": {"attention_bias": False, "mlp_bias": False},
     }),
     *family("bitnet", "BitNet", {**TIED, "hidden_act": "silu"}, {
         "mha": MHA, "relu2": ({"hidden_act": "relu2"}, "its MLP has a SiLU, as the first BitNet had"),

@@ -14,9 +14,9 @@ def _gpt2(name: str, cannot: str = "", dtype: str = "float32", **config: Any) ->
     return ArchCase(name, "gpt2", "GPT2Config", "GPT2LMHeadModel", config, llama_cpp_cannot=cannot, dtype=dtype)
 
 
-def _neox(name: str, rope: dict[str, Any] | None = None, cannot: str = "", **config: Any) -> ArchCase:
+def _neox(name: str, rope: dict[str, Any] | None = None, **config: Any) -> ArchCase:
     config = {"rope_parameters": {**_NEOX_ROPE, **(rope or {})}, **config}
-    return ArchCase(name, "gpt_neox", "GPTNeoXConfig", "GPTNeoXForCausalLM", config, llama_cpp_cannot=cannot)
+    return ArchCase(name, "gpt_neox", "GPTNeoXConfig", "GPTNeoXForCausalLM", config)
 
 
 def _bigcode(name: str, **config: Any) -> ArchCase:
@@ -56,11 +56,7 @@ CASES: tuple[ArchCase, ...] = (
     _neox("gpt_neox/theta", {"rope_theta": 50000.0}),
     _neox("gpt_neox/linear", {"rope_type": "linear", "factor": 4.0}),
     _neox("gpt_neox/yarn", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}),
-    _neox(
-        "gpt_neox/no-attention-bias",
-        cannot="its gptneox network needs attn_qkv.bias and attn_output.bias",
-        attention_bias=False,
-    ),
+    _neox("gpt_neox/no-attention-bias", attention_bias=False),
     _bigcode("gpt_bigcode"),
     _bigcode("gpt_bigcode/multi-head", multi_query=False),
     _bigcode("gpt_bigcode/untied", **_UNTIED),

@@ -165,7 +165,7 @@ CASES: tuple[ArchCase, ...] = (
             "llama.cpp always rounds the bounds of YaRN's ramp (truncate)"),
         "beta": ({"rope_parameters": {**_GPT_OSS_YARN, "beta_slow": 2.0}},
             "llama.cpp ignores yarn_beta_fast and yarn_beta_slow: they are 32 and 1"),
-        "no_bias": ({"attention_bias": False}, "llama.cpp needs the attention output bias"),
+        "no_bias": {"attention_bias": False},
         "tied": TIED,
     }),
     ArchCase("gpt_oss/bf16", "gpt_oss", "GptOssConfig", "GptOssForCausalLM", _GPT_OSS, dtype="bfloat16"),

@@ -60,17 +60,23 @@ class LlamaPeer:
             self._worker = None
 
     def logits(
-        self, gguf: Path, ids: Sequence[int], kind: str = "causal", adapters: Mapping[Path, float] | None = None
+        self,
+        gguf: Path,
+        ids: Sequence[int],
+        kind: str = "causal",
+        adapters: Mapping[Path, float] | None = None,
+        *,
+        dense: bool = False,
     ) -> Any:
         """(tokens, vocabulary) float32, or (tokens, hidden) states, by the kind of ArchCase; with GGUFs of `adapters`
-        and their scales. Raises LlamaError.
+        and their scales. `dense`: networks that choose blocks of positions attend to all. Raises LlamaError.
         """
         import numpy as np
 
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder, "logits.npy")
             scales = {str(path): scale for path, scale in (adapters or {}).items()}
-            self._ask("logits", gguf=str(gguf), ids=list(ids), kind=kind, out=str(out), adapters=scales)
+            self._ask("logits", gguf=str(gguf), ids=list(ids), kind=kind, out=str(out), adapters=scales, dense=dense)
             return np.load(out)
 
     def embedding(self, gguf: Path, ids: Sequence[int]) -> Any:
@@ -280,7 +286,9 @@ def _tokenize(llama_cpp: Any, gguf: str, texts: list[str], add_bos: bool, specia
     return out
 
 
-def _logits(llama_cpp: Any, gguf: str, ids: list[int], kind: str, out: str, adapters: Mapping[str, float]) -> None:
+def _logits(
+    llama_cpp: Any, gguf: str, ids: list[int], kind: str, out: str, adapters: Mapping[str, float], dense: bool
+) -> None:
     import numpy as np
 
     states, scores = kind in ("encoder", "decoder", "states"), kind in ("rank", "rank_decoder")
@@ -292,7 +300,7 @@ def _logits(llama_cpp: Any, gguf: str, ids: list[int], kind: str, out: str, adap
     options = _context_options(llama_cpp, len(ids), states or scores)
     if scores:
         options.pooling_type = _RANK
-    if _architecture(llama_cpp, model) in _ONLY_FLASH:
+    if not dense and _architecture(llama_cpp, model) in _ONLY_FLASH:
         options.flash_attn_type = 1
     context = llama_cpp.llama_init_from_model(model, options)
     if not context:

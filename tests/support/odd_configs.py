@@ -9,6 +9,8 @@ compares the logits of that.
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -199,7 +201,21 @@ class _Judged:
             return Verdict(REFUSED, relative_error(computed, self.wanted), self._without_paths(str(error)))
         self.computed = self.llama.logits(self.gguf, self.ids, self.case.kind)
         self.tolerance = (QUANTIZED if self.case.gguf_dtype == "q8_0" else TOLERANCE) * self.loose
+        if (of_dense := self._error_of_dense_attention()) > self.tolerance:
+            return Verdict(WRONG, of_dense, "with attention to all positions")
         return _verdict(self.computed, self.wanted, self.tolerance, report.differences)
+
+    def _error_of_dense_attention(self) -> float:
+        """Of networks in _ROUNDED_ATTENTION; 0 for others. Nothing is rounded where all blocks are attended to."""
+        key = _ROUNDED_ATTENTION.get(self.case.model_type)
+        if key is None:
+            return 0.0
+        folder = self.work / "dense"
+        shutil.copytree(self.source, folder)
+        config = folder / "config.json"
+        config.write_text(re.sub(rf'"{key}": \d+', f'"{key}": {TOKENS}', config.read_text()))
+        dense = self.llama.logits(self.gguf, self.ids, self.case.kind, dense=True)
+        return relative_error(dense, _logits(self.case, folder, self.ids))
 
     def _from_gguf(self) -> Verdict:
         """Whether transformers computes with a GGUF's folder what llama.cpp computes with the GGUF."""
@@ -240,8 +256,10 @@ def _logits(case: OddConfig, folder: Path, ids: list[int]) -> Any:
     return transformers_logits(folder, ids, case.kind, model_class)
 
 
-_ROUNDED_ATTENTION = ("minimax_m3_vl",)
-"""Model types whose keys and values llama.cpp rounds to half precision, since it computes them by flash attention."""
+_ROUNDED_ATTENTION = {"minimax_m3_vl": "index_topk_blocks"}
+"""Model types whose keys and values llama.cpp rounds to half precision, since it computes them by flash attention: what
+names the number of blocks that are attended to.
+"""
 
 
 def sensitivity(case: OddConfig, work: Path, seed: int = 0) -> float:
