@@ -207,7 +207,7 @@ OPERATIONS: dict[str, Operation] = {
     "stamp a safetensors file in place": command("stamp", "OUT/m.safetensors", "--in-place", "--set", "a=b", "--quiet"),
     "keygen": command("keygen", "-o", "OUT/release", "--force", "--quiet"),
     "sign a gguf": command(
-        *("sign", "IN/m.gguf", "--key", "IN/release.key", "--output", "OUT/m.gguf.sig", "--hash", "sha256"),
+        *("sign", "IN/signed.gguf", "--key", "IN/release.key", "--output", "OUT/signed.gguf.sig", "--hash", "sha256"),
         *("--force", "--quiet"),
     ),
     "sign a folder": command("sign", "OUT/hf", "--key", "IN/release.key", "--hash", "sha256", "--force", "--quiet"),
@@ -260,7 +260,8 @@ def prepare(root: Path) -> None:
     for name, kind in (("release", "p256"), ("ed", "ed25519"), ("inbox", "x25519")):
         generate(source / name, kind)
     encrypt_file(source / "b.imatrix.dat", source / "secret.apr", recipient=read_public(source / "inbox.pub").raw())
-    aprfmt.sign(source / "m.gguf", key=source / "release.key", hash="sha256")  # BLAKE3's threads do not survive a fork
+    shutil.copy(source / "m.gguf", source / "signed.gguf")
+    aprfmt.sign(source / "signed.gguf", key=source / "release.key", hash="sha256")  # BLAKE3's threads die in a fork
     (source / "m.cdx.json").write_text("{}")
     (source / "m.canary.json").write_text("{}")
     shutil.copytree(source, old)
