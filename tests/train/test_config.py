@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import demo_model
+import plain_models
 import pytest
 
 from aprfmt.cli.main import run as apr
@@ -272,3 +273,22 @@ def test_what_follows_from_the_steps_is_no_choice() -> None:
     usual, found = usual_values(config), config.to_json()
     assert found["warmup_steps"] == usual["warmup_steps"] != Config().warmup_steps
     assert {name for name, value in usual.items() if value != found[name]} == {*BASE, "lr"}
+
+
+def test_the_usual_sequence_length_fits_the_shortest_context(tmp_path: Path) -> None:
+    """Rounded down to a power of two, which divides the usual step; a length that is given is not changed."""
+    short, long = (write_folder(tmp_path / str(positions), positions) for positions in (100, 4096))
+    config, lines = build("distill", BASE | {"teacher": str(long), "student": str(short)})
+    assert config.seq_len == 64
+    assert config.tokens_per_step % config.seq_len == 0
+    assert lines == [f"--seq-len is 64, since the context length of {short} is 100"]
+    assert made(teacher=str(long), student=str(short), seq_len=128).seq_len == 128
+    assert made(teacher=str(long), student=str(long)).seq_len == 2048
+    assert made().seq_len == 2048  # models that are not there are refused when they are opened
+
+
+def write_folder(folder: Path, positions: int) -> Path:
+    plain_models.write_folder(folder)
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": positions}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
