@@ -129,7 +129,8 @@ def test_a_folder_becomes_what_llama_cpp_makes_of_its_gguf(
     ("name", "preset"),
     [
         *((name, preset) for name in ("qwen2", "gpt2") for preset in PRESETS if preset not in (*SLOW, "q1_0")),
-        *(("mixtral", preset) for preset in PRESETS if preset != "q1_0"),
+        *(("mixtral", preset) for preset in PRESETS if preset not in (*SLOW, "q1_0")),
+        *(pytest.param("mixtral", preset, marks=pytest.mark.turns(first=False, of=8)) for preset in SLOW),
     ],
 )
 def test_so_it_does_with_an_importance_matrix(

@@ -54,7 +54,11 @@ def gate(report: QaReport, name: str) -> GateResult:
 
 @pytest.fixture
 def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The beginnings of the bundled texts: enough to find a fault, while `test_smollm2_passes` reads them whole."""
+    """The beginnings of the bundled texts, and few tokens of the model's own: enough to find a fault.
+
+    `test_smollm2_passes` reads the whole texts.
+    """
+    monkeypatch.setattr(gates, "OWN_TOKENS", 24)
     monkeypatch.setattr("aprfmt.running.examined.TEXTS", tuple(text[:_CHARACTERS] for text in TEXTS))
 
 
