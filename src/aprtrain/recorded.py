@@ -20,11 +20,11 @@ _PATHS = ("teacher", "teacher_logprobs", "student", "init", "like", "shape", "ev
 """Fields of one path."""
 
 
-def recorded_config(folder: Path, steps: int | None = None) -> tuple[str, Config, list[str]]:
+def recorded_config(folder: Path, steps: int | None = None, data: str | None = None) -> tuple[str, Config, list[str]]:
     """The command of the run in `folder`, its options to continue it from the latest checkpoint, and log lines.
 
     Relative paths of the run refer to the folder in which it was started. `steps` replaces the recorded number; one
-    beyond the learning rate schedule extends the schedule too.
+    beyond the learning rate schedule extends the schedule too. `data` replaces the recorded paths.
 
     Raises UnknownFormatError if `folder` has no run, RefusedError if the run has saved nothing, CorruptError if the
     record is damaged, UsageError if `steps` is not a positive integer.
@@ -47,6 +47,7 @@ def recorded_config(folder: Path, steps: int | None = None) -> tuple[str, Config
             raise CorruptError(f"option {name} is {value!r:.80}, not a valid value", path=path)
     config = _with_paths(_config(known), Path(started_in) if isinstance(started_in, str) else None)
     config = replace(config, output=str(folder), resume=True, smoke=None)
+    config = config if data is None else replace(config, data=(data,))
     return command, *_extended(config, steps)
 
 

@@ -26,7 +26,14 @@ pytestmark = pytest.mark.usefixtures("two_processors")
 
 LINES = Path(__file__).with_name("foreign_lines.txt").read_text().splitlines()[2:]
 FOREIGN = dict(zip(LINES[::2], (line.strip() for line in LINES[1::2]), strict=True))
-OURS = [*dict.fromkeys(line.removeprefix("? ") for line in FOREIGN.values() if line != "?")]
+OURS = [
+    *dict.fromkeys(
+        one
+        for line in FOREIGN.values()
+        for one in line.removeprefix("? ").split("; apr ")
+        if one != "?" and not one.startswith("resume")  # test_resume has real runs
+    )
+]
 
 MAY_BE_1 = {"diff", "qa", "doctor", "validate"}
 """Commands whose exit status 1 is an answer."""
@@ -43,7 +50,7 @@ def suggested(line: str) -> tuple[str, bool]:
     assert error is not None, "our own line"
     found = other_tools.suggest(words, error)
     assert found is not None
-    return shlex.join(found.words), found.runs(words)
+    return "; apr ".join(map(shlex.join, (found.words, *found.more))), found.runs(words)
 
 
 def test_there_are_150() -> None:
@@ -165,10 +172,15 @@ def test_a_line_that_means_the_same_is_run_with_a_note(apr: Any, world: Path, tm
             "trl gkd --model a --teacher b --dataset c --max_steps 9",
             "apr distill b --student a --data c -o run --steps 9",
         ),
-        ("llama-cli -m m.gguf -p hi --mirostat 2", "apr run m.gguf hi; without --mirostat"),
-        ("llama-server -m m.gguf", "llama-server -m m.gguf serves it; apr has no server"),
-        ("serve model", "apr convert model -o model.gguf; llama-server -m model.gguf serves it"),
-        ("pull llama3.2:1b", "apr convert hf://org/repo -o model.gguf; every command also reads hf://org/repo"),
+        ("llama-cli -m m.gguf -p hi --mirostat 2", "apr run m.gguf hi\n      without --mirostat\n"),
+        ("llama-server -m m.gguf --port 80", "llama-server -m m.gguf --port 80\n"),
+        ("serve model -c 9", "apr convert model -o model.gguf && llama-server -m model.gguf -c 9\n"),
+        ("embed m.gguf 'a b' -o 'e f'", "apr run m.gguf --embed 'a b' --json > 'e f'\n"),
+        ("ollama pull llama3", "apr convert hf://org/repo -o model.gguf\n      every command also reads hf://org/repo"),
+        ("pull llama3.2:1b", "apr convert hf://org/repo -o model.gguf\n"),
+        ("pull org/repo", "apr convert hf://org/repo -o repo --format hf\n"),
+        ("pull hf.co/org/repo:Q4_K_M", "apr convert hf://org/repo:Q4_K_M -o repo-Q4_K_M.gguf\n"),
+        ("pull localhost:5000/model:1", "apr pull oci://localhost:5000/model:1\n"),
         ("huggingface-cli login", "hf auth login"),
     ],
 )
@@ -214,7 +226,7 @@ def test_text_behind_a_model_is_the_data_of_imatrix(apr: Any, world: Path, tmp_p
 
 
 def test_a_quantization_of_a_repository_is_pulled_as_a_file() -> None:
-    found = other_tools.rephrase(["pull", "hf.co/org/repo:Q4_K_M"])
+    found = other_tools.rephrase(["ollama", "pull", "hf.co/org/repo:Q4_K_M"])
     assert found is not None
     assert found.line() == "apr convert hf://org/repo:Q4_K_M -o repo-Q4_K_M.gguf"
 
@@ -224,7 +236,7 @@ def test_a_modelfile_names_the_model(world: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(world)
     found = other_tools.rephrase(["create", "tiny", "-f", "Modelfile.small"])
     assert found is not None
-    assert found.hint() == "ollama create tiny -f Modelfile.small: Ollama reads ./m.gguf as it is"
+    assert found.hint() == "ollama create tiny -f Modelfile.small\nOllama reads ./m.gguf as it is"
     found = other_tools.rephrase(["create", "tiny", "-f", "Modelfile.folder"])
     assert found is not None
     assert found.line() == "apr convert model -o tiny.gguf"
@@ -233,16 +245,26 @@ def test_a_modelfile_names_the_model(world: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_list_names_the_models_of_a_folder(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
     monkeypatch.chdir(world)
+    (world / "half.gguf").write_bytes(b"PK\3\4")
     done = apr("list")
-    assert done.code == 2
-    assert "hint: apr inspect adapter; models here: adapter, base.gguf, lora.gguf, m.apr" in done.stderr
+    assert done.code == 0
+    names = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert {"adapter", "base.gguf", "m.apr", "model", "tuned"} < {*names}
+    assert [name for name in names if name.startswith("shards")] == [f"shards/{min(os.listdir('shards'))}"]
+    assert "unreadable: half.gguf: a zip" in done.stdout
+    (world / "half.gguf").unlink()
+    found = apr("inspect", ".", "--json").json
+    assert found["schema"] == "apr.inspect/1"
+    sizes = {model["path"]: (model["format"], model["files"], model["size_bytes"]) for model in found["models"]}
+    assert sizes["m.gguf"] == ("gguf", 1, (world / "m.gguf").stat().st_size)
+    assert sizes["adapter"][0] == "adapter"
 
 
 def test_an_output_that_is_missing_gets_a_name(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
     monkeypatch.chdir(world)
-    assert "hint: apr convert model --format mlx -o model-mlx; " in apr("convert", "model", "--format", "mlx").stderr
-    assert "hint: apr merge-adapter model adapter -o merged; " in apr("merge", "model", "adapter").stderr
-    assert "-o PATH; " in apr("import", "m.gguf").stderr, "m.apr exists"
+    assert "hint: apr convert model --format mlx -o model-mlx\n" in apr("convert", "model", "--format", "mlx").stderr
+    assert "hint: apr merge-adapter model adapter -o merged\n" in apr("merge", "model", "adapter").stderr
+    assert "-o PATH\n" in apr("import", "m.gguf").stderr, "m.apr exists"
     assert "hint: apr merge model tuned -o x --method linear; or" in apr("merge", "model", "tuned", "-o", "x").stderr
 
 
@@ -251,3 +273,65 @@ def test_a_recipe_or_a_page_as_the_only_other_word(world: Path, monkeypatch: pyt
     assert apr("merge", "recipe.yaml", "-o", "never", "--plan").code == 0
     assert apr("report", "run", "never.html", "--json").json["schema"] == "apr.report/1"
     (world / "never.html").unlink()
+
+
+def test_a_line_for_several_models_is_run_for_each(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
+    monkeypatch.chdir(world)
+    (world / "bad.gguf").write_bytes(b"<html>")
+    done = apr("check", "bad.gguf", "m.gguf", "m2.gguf")
+    assert done.code == 3  # of the first: a later one that is fine does not hide it
+    assert [line for line in done.stderr.splitlines() if line.startswith("note")] == [
+        f"note: apr validate {name}" for name in ("bad.gguf", "m.gguf", "m2.gguf")
+    ]
+    assert done.stdout.count("passed, score") == 2
+    (world / "bad.gguf").unlink()
+
+
+def test_a_training_runs_under_other_names_of_its_options(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(world)
+    typed = [
+        "distill",
+        "--teacher",
+        "tuned",
+        "--student",
+        "model",
+        "--data",
+        "c.jsonl",
+        "--max-steps",
+        "2",
+        "-o",
+        "out",
+    ]
+    assert suggested(shlex.join(typed))[1]
+    for line in (
+        ["train", *typed[1:]],  # another command
+        typed[:-2],  # the folder is ours
+        [word for word in typed if word not in ("--max-steps", "2")],  # and so is the length
+        ["distill", "tuned", "model", *typed[5:]],  # an order that we guess
+    ):
+        if line[0] not in COMMANDS or other_tools.parse(line) is not None:
+            assert not suggested(shlex.join(line))[1], line
+
+
+def test_templates_are_set_by_other_names_and_tried_by_the_hint(world: Path, tmp_path: Path, apr: Any) -> None:
+    model, template, broken = tmp_path / "m.gguf", tmp_path / "t.jinja", tmp_path / "b.jinja"
+    shutil.copy(world / "m.gguf", model)
+    template.write_text("{% for m in messages %}<{{ m['content'] }}>{% endfor %}")
+    broken.write_text("nothing")
+    assert apr("set", model, "chat_template", template).code == 0
+    assert apr("meta", "template", "render", model).stdout.strip() == "<Hello>"
+    for words in (("--template", template), ("--chat-template", template), (f"chat_template=@{template}",)):
+        done = apr("meta", "set", model, *words)
+        assert done.stdout == f"unchanged {model}: it has these values\n", done.stderr
+    refused = apr("meta", "set", model, "--template", broken)
+    assert refused.code == 5
+    line = refused.stderr.partition("hint: ")[2]
+    assert apr(*shlex.split(line)[1:]).stdout.strip() == "nothing"
+
+
+@pytest.mark.llama
+def test_an_embedding_names_the_line_that_prints_all_of_it(world: Path, apr: Any) -> None:
+    done = apr("embed", world / "m.gguf", "a b")
+    line, behind = done.stderr.partition("hint: ")[2].splitlines()
+    body = apr(*shlex.split(line)[1:]).json
+    assert behind.split() == f"prints all {len(body['items'][0]['vector'])} values".split()

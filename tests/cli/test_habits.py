@@ -60,7 +60,7 @@ def test_all_that_is_missing_is_told_at_once(apr: Any) -> None:
     ],
 )
 def test_the_hint_is_the_command_line_with_what_is_missing(apr: Any, line: str, whole: str) -> None:
-    assert f"hint: {whole}; apr {line.partition(' ')[0]} --help" in apr(*line.split()).stderr
+    assert f"hint: {whole}\n      apr {line.partition(' ')[0]} --help\n" in apr(*line.split()).stderr
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_word_too_many_gets_the_option_that_it_is_for(apr: Any, line: str, our
 
 def test_two_words_too_many_are_not_guessed(apr: Any) -> None:
     assert "hint: apr tensors --help" in apr("tensors", "a", "b", "c").stderr
-    assert "hint: apr distill big.gguf --student small.gguf; " in apr("distill", "big.gguf", "small.gguf").stderr
+    assert "hint: apr distill big.gguf --student small.gguf\n" in apr("distill", "big.gguf", "small.gguf").stderr
 
 
 def test_only_likely_names_are_suggested(apr: Any) -> None:

@@ -220,6 +220,9 @@ def test_standard_input_and_pieces_on_standard_output(
     give("  \n")
     assert run(["run", str(smollm2_gguf)]) == 2
     assert "the prompt is empty" in capsys.readouterr().err
+    give("/bye\n")  # a chat that ends at once
+    assert run(["chat", str(smollm2_gguf)]) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_the_same_seed_and_another(smollm2_gguf: Path, capsys: Capture) -> None:
@@ -293,7 +296,6 @@ def test_no_package(gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
         (("Hi", "--system", "x"), 2, "no chat template"),
         (("Hi", "--raw", "--system", "x"), 2, "a system message needs a chat template"),
         (("Hi", "--top-p", "0.5"), 2, "top_p has no effect without a temperature"),
-        (("Hi", "--seed", "3"), 2, "--temperature 0.8"),
         (("Hi", "--temperature", "nan"), 2, "temperature must be a number from 0 to 100"),
         (("Hi", "-n", "0"), 2, "max-tokens"),
         (("Hi", "--image", "absent.png"), 3, "absent.png: no such file"),

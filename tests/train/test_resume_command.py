@@ -122,6 +122,7 @@ def test_paths_that_were_relative_are_found(tmp_path: Path, monkeypatch: pytest.
     assert config.data == (f"{start}/a.jsonl:2", "b:1")
     monkeypatch.chdir(start)
     assert recorded_config(folder)[1].student == "m"
+    assert recorded_config(folder, data="other")[1].data == ("other",)
 
 
 def test_runs_are_found_below_a_folder_and_odd_ones_are_skipped(

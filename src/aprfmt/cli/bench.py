@@ -111,6 +111,6 @@ def _rows(model: BenchedModel) -> list[tuple[str, str]]:
         ("prompt", spread(model.prompt_tok_s, "tokens/s")),
         ("text", spread(model.tok_s, "tokens/s")),
         ("first token", spread(model.ttft_ms, "ms")),
-        ("loaded", f"in {format_seconds(model.load_s)}, {model.threads} threads, {model.engine}"),
+        ("loaded", f"in {format_seconds(model.load_s)}, {plural(model.threads, 'thread')}, {model.engine}"),
         ("memory", f"peak {peak}: weights {format_bytes(model.weight_bytes)}{context}"),
     ]

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from aprfmt.running.conversation import Conversation
     from aprfmt.running.generate import Loading, RunResult
 
+ENDINGS = ("/exit", "/quit", "/bye")
+"""Messages that end a chat."""
+
 _PROMPT = ">>> "
 _HELP = """\
 /reset          clear the conversation
@@ -108,7 +111,7 @@ def _read() -> str | None:
 def _command(line: str, talk: Conversation) -> bool:
     """Runs a /command; returns False if it ends the chat."""
     word, _, rest = line.partition(" ")
-    if word in ("/exit", "/quit", "/bye"):
+    if word in ENDINGS:
         return False
     if word == "/reset":
         talk.reset()

@@ -33,7 +33,7 @@ from aprfmt.errors import (
 )
 
 if TYPE_CHECKING:
-    from aprfmt.cli.other_tools import Suggestion
+    from aprfmt.cli.foreign_line import Suggestion
 
 EXIT_INTERNAL = 70
 EXIT_BROKEN_PIPE = 141
@@ -187,11 +187,11 @@ def _usage_error(error: Exception) -> UsageError:
     message = message.replace("valid float range", "number").strip(" .")
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     if (ours := suggest(out.arguments, error)) is not None:
-        hint = f"{ours.hint()}; "
+        hint = ours.hint()
     if out.command in COMMANDS:
-        hint += f"apr {out.command} --help"
-    else:
-        hint = hint.removesuffix("; ") if ours is not None else f"{hint}apr --help"
+        hint += "\n" * (ours is not None) + f"apr {out.command} --help"
+    elif ours is None:
+        hint += "apr --help"
     return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 

@@ -184,6 +184,7 @@ _TRAIN: dict[str, Meaning] = {
     "--resume-from-checkpoint": "--resume",
     **dict.fromkeys(("--packing", "--bf16", "--train", "--do-train"), ""),
     "--backend": _fixed(cuda="--device cuda", cpu="--device cpu"),
+    **dict.fromkeys(("--use-cpu", "--no-cuda"), "--device=cpu"),
     "--mode": _fixed(),
     **dict.fromkeys(("--tokenizer", "--steps-per-epoch", "--strategy", "--fine-tune-type"), "="),
 }
@@ -233,6 +234,7 @@ OPTIONS_OF: dict[str, dict[str, Meaning]] = {
         "--transpose-aware": "",
         "--tensors": "",
     },
+    "meta": {"--chat-template": "--template", "--chat-template-file": "--template"},
     "import": {**dict.fromkeys(("--preserve-q4k", "--strict", "--enforce-provenance"), "")},
     "convert": {**_DTYPE, "--dequantize": "--dtype=f16", "-d": "--dtype=f16", "--use-temp-file": "", "--no-lazy": ""},
     "export": _DTYPE,

@@ -69,7 +69,7 @@ HABITS: dict[str, Habit] = {
     "doctor+1": Habit("FILE", "validate FILE"),
     "validate+2": Habit("FILE SUMS", "validate FILE --sha256 SUMS"),
     "verify+1": Habit("FILE", "validate FILE", "apr verify FILE --key KEY checks a signature"),
-    "verify+2": Habit("FILE SUMS", "validate FILE --sha256 SUMS", "apr verify FILE --key KEY checks a signature"),
+    "verify+2": Habit("FILE SUMS", "validate FILE --sha256 SUMS"),
     "verify --sha256": Habit("FILE", "validate FILE"),
     "verify --sha256sums": Habit("FILE SUMS", "validate FILE --sha256 SUMS", options={"--sha256sums": "SUMS"}),
     "report+2": Habit("MODEL OUT", "report MODEL -o OUT"),
@@ -174,7 +174,8 @@ HABITS: dict[str, Habit] = {
         "MODEL OUT=<MODEL>-ollama.gguf", "convert MODEL -o OUT --modelfile", options={"--ollama": ""}
     ),
     "ollama cp": Habit("FILE OUT", "convert FILE -o OUT"),
-    "ollama list": Habit("", "", "models are files: apr inspect FILE shows one; ollama list those of Ollama"),
+    "ollama list": Habit("FOLDER=.", "inspect FOLDER"),
+    "ollama rm": Habit("", "", "models are files: rm deletes one, and no server keeps one in memory"),
     "ollama serve": Habit("MODEL OUT=<MODEL>.gguf", "convert MODEL -o OUT", _SERVED, alone=True),
     "ollama pull": Habit("MODEL", "convert hf://org/repo -o model.gguf", _PULLED, alone=True),
     "ollama push": Habit("REPO SRC", "push SRC REPO"),
@@ -357,9 +358,8 @@ SAME = {
     **dict.fromkeys(("set-metadata", "set"), "gguf-set-metadata"),
     "new-metadata": "gguf-new-metadata",
     "mlx-lm quantize": "mlx-lm convert",
-    **dict.fromkeys(
-        ("ollama ls", "ollama ps", "ollama rm", "ollama stop", "list", "ls", "ps", "models"), "ollama list"
-    ),
+    **dict.fromkeys(("ollama ls", "list", "ls", "models", "list-models", "ls-models"), "ollama list"),
+    **dict.fromkeys(("ollama ps", "ollama stop", "ps"), "ollama rm"),
     "hf models": "hf cache",
     "download": "hf download",
     "login": "hf auth",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import aprfmt
 from aprfmt.cli.output import as_text, out, pairs, printable, shorten, table
+from aprfmt.errors import UnknownFormatError
 from aprfmt.inspection.quantized import as_words
 from aprfmt.text import first_few, format_bytes, format_count, format_shape, plural
 
@@ -28,8 +30,30 @@ def show(
     file: str, *, vocab: bool = False, weights: bool = False, quality: bool = False, metadata: bool = False
 ) -> None:
     """Prints what `file` is, in the mode of the run; the options are those of aprfmt.inspect."""
-    found = aprfmt.inspect(file, vocab=vocab, weights=weights, quality=quality, metadata=metadata)
+    try:
+        found = aprfmt.inspect(file, vocab=vocab, weights=weights, quality=quality, metadata=metadata)
+    except UnknownFormatError:
+        if not _show_models(file):
+            raise
+        return
     out.result(found.to_json(), _inspection(found))
+
+
+def _show_models(folder: str) -> bool:
+    """Lists the models in a folder that is no model itself; returns False if it has none."""
+    if not os.path.isdir(folder):
+        return False
+    from aprfmt.inspection.model_folder import models_in
+
+    found = models_in(folder)
+    if found.models or found.skipped:
+        cells = [
+            [printable(row.path), row.format, str(row.files), format_bytes(row.size_bytes)] for row in found.models
+        ]
+        lines = table(["model", "format", "files", "size"], cells, right="files size", spare="files", indent=0)
+        unreadable = [f"unreadable: {printable(path)}: {printable(why)}" for path, why in found.skipped.items()]
+        out.result(found.to_json(), [*(lines if cells else []), *unreadable])
+    return bool(found.models or found.skipped)
 
 
 def _inspection(found: Inspection) -> Iterator[str]:

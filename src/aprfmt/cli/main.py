@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -82,9 +83,11 @@ def run(arguments: list[str]) -> int:
         signer = os.environ.get(REQUIRED_SIGNER)
         error = _try(arguments)
         if isinstance(error, BaseException) and (ours := meant(error, arguments)) is not None:
-            out.configure(ours.words)
-            out.note(ours.line())
-            error = _try(ours.words)
+            error = _try_noted(ours.words)
+            for line in ours.more:
+                code = report(error) if isinstance(error, BaseException) else error
+                error = _try_noted(line)
+                error = error if isinstance(error, BaseException) else error or code
         return report(error) if isinstance(error, BaseException) else error
     except (MemoryError, SystemError) as error:  # os.environ needs memory too
         return report(error)
@@ -94,6 +97,15 @@ def run(arguments: list[str]) -> int:
             os.environ[REQUIRED_SIGNER] = signer
         else:
             os.environ.pop(REQUIRED_SIGNER, None)
+
+
+def _try_noted(words: list[str]) -> int | BaseException:
+    """`_try` of our line for another one, after a note of it."""
+    from aprfmt.cli.output import out
+
+    out.configure(words)
+    out.note(shlex.join(["apr", *words]))
+    return _try(words)
 
 
 def _try(arguments: list[str]) -> int | BaseException:

@@ -9,6 +9,7 @@ import typer
 
 from aprfmt.cli.conversion import Conversion
 from aprfmt.cli.options import OutputOption, with_options
+from aprfmt.cli.output import out
 from aprfmt.convert.options import ExtractAdapterCall, MergeAdapterCall
 from aprfmt.errors import UsageError
 from aprfmt.schema import OptionRow, rows
@@ -55,4 +56,5 @@ class MergeAdapter(Conversion):
         known = rows(ExtractAdapterCall, OptionRow)
         if (odd := next((name for name in given if name not in known), None)) is not None:
             raise UsageError(f"--{odd.replace('_', '-')} does not apply to --unmerge")
+        out.progress_line(f"extracting what {self.adapters[0]} adds to its base {self.file}")
         self.run("extracting", extract_adapter, self.file, self.adapters[0], self.output)

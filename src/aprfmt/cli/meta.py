@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,8 @@ def meta(
         str | None, typer.Option(metavar="NAME", help="With template: the model's template of this name.")
     ] = None,
     template: Annotated[
-        str | None, typer.Option(metavar="FILE", help="With template render: render this Jinja file instead.")
+        str | None,
+        typer.Option(metavar="FILE", help="With template render: render this Jinja file instead; with set: write it."),
     ] = None,
     plan: PlanOption = False,
     force: ForceOption = False,
@@ -88,6 +90,8 @@ def meta(
         file, key = _expect(action, words, 2)
         value = aprfmt.metadata_value(file, key)
         _print({"file": file, "key": key, "value": value}, as_text(value) + "\n")
+    elif action == "set" and template is not None:
+        _template(["set", *words, template], output, name, None, plan=plan, force=force)
     else:
         _edit(action, words, output, plan=plan, force=force)
     return 0
@@ -135,10 +139,13 @@ def _write(
         done = aprfmt.edit_metadata(file, values, output, types=types, plan=plan, force=force, progress=progress)
     for warning in done.report.warnings:
         out.warning(warning)
-    out.result(done.to_json(), _changes(done))
+    out.result(done.to_json(), _changes(done, in_place=output is None))
 
 
-def _changes(done: MetadataEdit) -> Iterator[str]:
+def _changes(done: MetadataEdit, *, in_place: bool) -> Iterator[str]:
+    if in_place and done.changes and all(change.old == change.new for change in done.changes):
+        yield f"unchanged {out.style(printable(done.report.output), 'bold')}: it has these values"
+        return
     verb = out.style("would edit", "cyan") if done.report.plan else out.style("edited", "green")
     yield f"{verb} {out.style(printable(done.report.output), 'bold')}"
     room = max(20, (width() - 8) // 2 if out.data_stream.isatty() else 200)
@@ -152,6 +159,9 @@ def _changes(done: MetadataEdit) -> Iterator[str]:
 
 # --- the chat template ---
 
+_GREETING: list[Message] = [{"role": "user", "content": "Hello"}]
+"""The conversation to render where none is named."""
+
 
 def _template(
     words: list[str], output: Path | None, name: str | None, template: str | None, *, plan: bool, force: bool
@@ -162,10 +172,18 @@ def _template(
     if verb == "set":
         _, file, source = _expect("template", words, 3)
         key = "tokenizer.chat_template" + (f".{name}" if name else "")
-        _write(file, {key: _text_of(source)}, {}, output, plan=plan, force=force)
+        from aprfmt.tokenizer.template_check import TemplateRefusedError
+
+        try:
+            _write(file, {key: _text_of(source)}, {}, output, plan=plan, force=force)
+        except TemplateRefusedError as error:
+            error.hint = shlex.join(["apr", "meta", "template", "render", file, "--template", source])
+            raise
     elif verb == "render":
+        if len(words) == 2:
+            words = [*words, ""]
         _, file, chat = _expect("template", words, 3)
-        messages, variables = _conversation(chat)
+        messages, variables = _conversation(chat) if chat else (_GREETING, {})
         reply = messages[-1:] == [] or messages[-1].get("role") != "assistant"
         text = aprfmt.render_chat(
             file,

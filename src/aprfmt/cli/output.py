@@ -186,9 +186,10 @@ class Console:
             print(clear + printable(text), file=self.error_stream, flush=True)
 
     def hint(self, text: str) -> None:
-        """What to type next, on stderr in human mode."""
+        """What to type next, on stderr in human mode; further lines explain the first."""
         if self.mode == "human":
-            self.error_stream.write(f"{self.style('hint:', 'cyan', self.error_stream)} {printable(text)}\n")
+            lines = "\n      ".join(map(printable, text.split("\n")))
+            self.error_stream.write(f"{self.style('hint:', 'cyan', self.error_stream)} {lines}\n")
 
     def note(self, text: str) -> None:
         """What the command line was taken for, on stderr in human mode."""

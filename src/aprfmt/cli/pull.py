@@ -10,6 +10,7 @@ import typer
 import aprfmt
 from aprfmt.cli.options import ForceOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar, table
+from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes, plural
 
 
@@ -32,6 +33,10 @@ def pull(
     apr pull oci://registry.example.com/team/model:q4_k_m -o model
     apr pull oci://localhost:5000/model:1 -o model --force
     """
+    if "://" not in source:
+        from aprfmt.cli.special_lines import pulled
+
+        raise UsageError("apr pull reads OCI registries: oci://HOST/NAME", path=source, hint=pulled(source))
     with progress_bar("downloading") as progress:
         report = aprfmt.pull(source, output, allow_names=allow_names, force=force, progress=progress)
     rows = [

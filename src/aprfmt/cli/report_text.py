@@ -75,7 +75,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     elif report.losses:
         yield "losses", "; ".join(report.losses)
     else:
-        yield "lossless", "values only; source files cannot be restored byte for byte"
+        yield "losses", "none; the exact bytes of the source files are not kept"
 
 
 def plan_text(report: Report) -> Iterator[str]:

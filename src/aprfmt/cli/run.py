@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -154,6 +155,10 @@ class RunCommand(Common, LlamaMachine):
         if sys.stdin is None or (not words and sys.stdin.isatty()):
             raise UsageError("no prompt given", hint=f'apr run {self.file} "Hello"')
         given = sys.stdin.buffer.read().decode(errors="replace").rstrip("\n")
+        from aprfmt.cli.chat import ENDINGS
+
+        if not words and given.strip() in ENDINGS:  # a chat that ends at once
+            raise typer.Exit
         text = "\n".join(given if word == "-" else word for word in words or ["-"])
         if not text.strip():
             raise UsageError("the prompt is empty", hint=f'apr run {self.file} "Hello"')
@@ -222,6 +227,8 @@ class RunCommand(Common, LlamaMachine):
             log=out.progress_line,
         )
         out.result(found.to_json(), _vectors(found))
+        if found.items[0].scores is None and found.size > _SHOWN:
+            out.hint(f"{shlex.join(['apr', *out.arguments, '--json'])}\nprints all {found.size:,} values")
 
 
 _SHOWN = 6

@@ -26,6 +26,10 @@ def resume(
         int | None,
         typer.Option(metavar="N", min=1, help="Train up to this step instead of the recorded one; may be more."),
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Read the data here, such as RUN/tokens if the original files changed."),
+    ] = None,
 ) -> int:
     """Continue a training run from its latest checkpoint with the options that its folder records.
 
@@ -42,7 +46,7 @@ def resume(
     from aprfmt.cli.training import run_trainer
     from aprtrain.recorded import recorded_config
 
-    return run_trainer(*recorded_config(run, steps))
+    return run_trainer(*recorded_config(run, steps, data))
 
 
 def runs(

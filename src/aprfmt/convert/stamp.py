@@ -244,6 +244,8 @@ _CONVERT_HINT = "write a new file: apr convert FILE -o OUT.gguf --tokenizer DIR"
 
 def _in_gguf_words(patch: Mapping[str, object]) -> dict[str, object]:
     """The patch with provenance under GGUF keys. Raises UsageError for fields that have no GGUF key."""
+    if "chat_template" in patch:  # its name in .apr and in Hugging Face folders
+        patch = {"tokenizer.chat_template" if key == "chat_template" else key: v for key, v in patch.items()}
     own = next((key for key in patch if key in TYPED_FIELDS and key not in ("license", "data_source")), None)
     if own is not None:
         raise UsageError(f"a GGUF has no key {own!r}", hint="use the GGUF key name, see apr inspect --metadata")

@@ -7,6 +7,7 @@ documents are added or removed. Memory: some batches of text, plus about 100 byt
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -99,7 +100,8 @@ def prepare(
     if wanted not in (None, *keys):
         raise RefusedError(
             "the data differs from that of the run to resume",
-            hint=f"use --data {folder} to resume with the original data, or start a new run with another -o",
+            hint=shlex.join(["apr", "resume", str(folder.parent), "--data", str(folder)])
+            + "\nresumes with the original data; a new run needs another -o",
         )
     if (corpus := _reuse(folder, keys, encoder, log)) is not None:
         return corpus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +12,11 @@ from aprfmt.tokenizer.chat_format import template_of
 from aprfmt.tokenizer.data import NAMED_TEMPLATES
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import PathLike
+
+
+class TemplateRefusedError(RefusedError):
+    """A chat template does not render the probes."""
+
 
 _QUESTION, _ANSWER, _MORE = "What is the capital of France?", "Paris.", "And of Italy?"
 PROBES: tuple[list[Message], ...] = (
@@ -38,7 +44,7 @@ def template_for(source: str, tokenizer: Tokenizer | None) -> ChatTemplate:
 
 
 def check_rendering(source: str, tokenizer: Tokenizer | None, path: PathLike) -> None:
-    """Raises RefusedError if the template does not render the probes, or leaves out what the user says.
+    """Raises TemplateRefusedError if the template does not render the probes, or leaves out what the user says.
 
     Names of llama.cpp's templates, such as rwkv-world, pass. Raises MissingDependencyError without jinja2.
     """
@@ -48,10 +54,10 @@ def check_rendering(source: str, tokenizer: Tokenizer | None, path: PathLike) ->
     for messages in PROBES:
         problem = _problem(template, messages)
         if problem:
-            raise RefusedError(
+            raise TemplateRefusedError(
                 f"the chat template is not written: {problem}",
                 path=path,
-                hint="correct the template, then try it: apr meta template render FILE CHAT.json --template FILE.jinja",
+                hint=f"the template in use, on one message: apr meta template render {shlex.quote(str(path))}",
             )
 
 
