@@ -24,7 +24,7 @@ _ALWAYS_ADDED = frozenset(("blk.ssm_conv1d.bias",))
 
 def zero_switches(h: Hyperparams, arch: Architecture) -> list[str]:
     """The config switches that are off although llama.cpp needs one of their biases; [] for most networks."""
-    return [switch for switch in _rows_of_switches(arch) if h.extra.get(switch) is False]
+    return [switch for switch in _rows_of_switches(arch) if not h.extra.get(switch, True)]
 
 
 def zero_biases(h: Hyperparams, arch: Architecture) -> dict[str, list[float]]:
