@@ -667,7 +667,7 @@ APRFMT = (
     Mutation("long factors serve short texts", "aprfmt/arch/rope.py:_check_long_factors",
         "test_rope.py::test_long_factors_that_every_context_would_have_are_refused", "original < context", "False"),
     Mutation("a bias that llama.cpp needs is missing", "aprfmt/arch/zero_biases.py:zero_switches",
-        "test_zero_biases.py::test_what_a_config_switches_off_and_a_loader_needs", "is False", "is None"),
+        "test_zero_biases.py::test_what_a_config_switches_off_and_a_loader_needs", "not h.extra.get(switch, True)", "False"),
     Mutation("a bias of zeros comes back from a GGUF", "aprfmt/canonical/completion.py:_drop_zero_biases",
         "test_absent_biases.py::test_they_do_not_come_back", "if any(", "if True or any("),
     Mutation("an edited bias is lost", "aprfmt/canonical/completion.py:_drop_zero_biases",
