@@ -615,7 +615,7 @@ def test_models_of_other_networks_are_refused_before_a_byte_is_written(folders: 
 
 OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "no method": ({}, "no merge method given"),
-    "unknown": ({"method": "average"}, "unknown merge method 'average'"),
+    "unknown": ({"method": "median"}, "unknown merge method 'median'"),
     "no base": ({"method": "ties"}, "ties needs a base model"),
     "base of linear": ({"method": "linear", "base": "x"}, "--base does not apply to linear"),
     "three for slerp": ({"method": "slerp", "n": 3}, "slerp merges exactly two models, not 3"),
