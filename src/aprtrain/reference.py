@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from aprfmt.errors import AprError, RefusedError, UnsupportedError
 from aprfmt.types import Array
@@ -93,10 +94,18 @@ def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal", 
     if wrong := [*lost, *unknown, *(str(entry) for entry in info["mismatched_keys"])]:
         raise ValueError(f"transformers misses or does not know {sorted(wrong)[:3]} ({len(wrong)} in all)")
     with torch.no_grad():
-        out = getattr(model, "thinker", model).eval()(**inputs(ids, kind))
-    found = (out.last_hidden_state if kind in OF_STATES else out.logits)[0].float()
+        found = output_of(model.eval(), inputs(ids, kind), kind)[0].float()
     values: Array = (found.softmax(-1) if kind == "rank_decoder" else found).numpy()
     return values
+
+
+def output_of(model: Any, given: Mapping[str, Any], kind: str = "causal") -> Any:
+    """The logits [1, tokens, vocabulary], states or scores that a model of transformers computes of a text."""
+    part = "thinker"
+    if type(model).__name__ == "Llama4ForConditionalGeneration":
+        part = "language_model"  # transformers 5.24 fails on the outputs of images, which a text does not have
+    out = getattr(model, part, model)(**given)
+    return out.last_hidden_state if kind in OF_STATES else out.logits
 
 
 def decoder_logits(path: Path, ids: Sequence[int]) -> Array:

@@ -22,7 +22,7 @@ from typing import Any
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.convert.logits import relative_error
 from aprtrain import reference
-from aprtrain.reference import OF_STATES, inputs, quiet_transformers, transformers_logits
+from aprtrain.reference import OF_STATES, inputs, output_of, quiet_transformers, transformers_logits
 
 __all__ = ["OF_STATES", "inputs", "quiet_transformers", "relative_error", "transformers_logits"]  # of other tests too
 
@@ -413,7 +413,7 @@ def _clear_winners(model: Any, given: Mapping[str, Any]) -> bool:
     import torch
 
     with torch.no_grad():
-        logits = getattr(model, "thinker", model)(**given).logits[0]
+        logits = output_of(model, given)[0]
     top = logits.topk(2, -1).values
     return bool((top[:, 0] - top[:, 1]).min() > 2e-3 * logits[logits > _MASKED].std())
 

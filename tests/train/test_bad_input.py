@@ -105,7 +105,7 @@ ROWS = {
     ),
     # Options that were read and thrown away, defaults that nobody chose.
     "windows of one token": Row({"--seq-len": "1"}, 2, "seq_len", "--seq-len"),
-    "an option that is none": Row({"--learning-rate": "1e-3"}, 2, "--learning-rate", "--help"),
+    "an option that is none": Row({"--learning-pace": "1e-3"}, 2, "--learning-pace", "--help"),
     "a key that is none": Row({"--config": "options.toml"}, 2, "learning_rate", ""),
     "an end that nobody named": Row({"--steps": None, "--repeat": None}, 2, "--steps or --epochs", "--steps"),
     # Days of training and no checkpoint.

@@ -101,7 +101,7 @@ def test_a_plan_is_one_object_and_writes_nothing(
 @pytest.mark.parametrize(
     ("change", "code", "word"),
     [
-        (["--steps", "2", "--learning-rate", "1"], 2, "--learning-rate"),
+        (["--steps", "2", "--learning-pace", "1"], 2, "--learning-pace"),
         (["--steps", "0"], 2, "steps"),
         (["--steps", "2", "--temperature", "-1"], 2, "temperature"),
         (["--steps", "2", "--teacher", "x"], 2, "twice"),
