@@ -265,7 +265,7 @@ def test_an_output_that_is_missing_gets_a_name(world: Path, monkeypatch: pytest.
     assert "hint: apr convert model --format mlx -o model-mlx\n" in apr("convert", "model", "--format", "mlx").stderr
     assert "hint: apr merge-adapter model adapter -o merged\n" in apr("merge", "model", "adapter").stderr
     assert "-o PATH\n" in apr("import", "m.gguf").stderr, "m.apr exists"
-    assert "hint: apr merge model tuned -o x --method linear; or" in apr("merge", "model", "tuned", "-o", "x").stderr
+    assert "hint: apr merge model tuned -o x --method linear\n" in apr("merge", "model", "tuned", "-o", "x").stderr
 
 
 def test_a_recipe_or_a_page_as_the_only_other_word(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:

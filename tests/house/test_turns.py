@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 from turns import LONG_TESTS, PARTS, _listed, in_turn, left_out, read_long_tests, takes_turns, turn
+
+from long_tests import long_tests, sums
 
 TURNS = 4
 
@@ -105,3 +108,18 @@ def test_the_list_names_tests_that_are_there_and_choose_no_cases_themselves() ->
         file, _, function = name.partition("::")
         assert not function or f"def {function.rpartition('::')[2]}(" in (root / file).read_text(), name
         assert not takes_turns(root / file), name
+
+
+def test_long_tests_are_listed_by_the_mean_of_their_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file whose fixtures take long is listed instead of its functions, and one that takes turns itself is not."""
+    monkeypatch.chdir(LONG_TESTS.parents[2])
+    lines = [
+        json.dumps({"test": f"tests/{test}", "phase": phase, "seconds": seconds})
+        for test, phase, seconds in (
+            ("house/test_strings.py::test_a[1]", "call", 1.5), ("house/test_strings.py::test_a[2]", "call", 0.7),
+            ("house/test_strings.py::test_b", "call", 0.9), ("house/test_skips.py::test_c", "setup", 6.0),
+            ("house/test_skips.py::test_c", "call", 2.0), ("llama/test_required_keys.py::test_d", "call", 9.0),
+        )
+    ]  # fmt: skip
+    assert long_tests(lines) == {"tests/house/test_skips.py": 6.0, "tests/house/test_strings.py::test_a": 1.1}
+    assert sums(lines)["tests/house"] == pytest.approx(11.1)

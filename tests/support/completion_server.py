@@ -7,12 +7,13 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from local_server import LocalServer
 
 from aprfmt.texts.encoding import Encoder
 from aprtrain.network.weights import load_decoder, open_network
@@ -132,17 +133,6 @@ def serve_model(kind: str, model: Path) -> Iterator[ModelServer]:
         def log_message(self, *_: object) -> None:
             """Nothing."""
 
-    class Server(http.server.ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:
-            """Clients go away."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    this.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
+    with closing(LocalServer(Handler)) as server:
+        this.url = f"http://{server.host}"
         yield this
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from local_server import LocalServer
+
 from aprfmt.formats import hub_files
 from aprfmt.io import hub_cache, remote_file, source
 
@@ -116,20 +118,12 @@ class Hub:
             def log_message(self, *_: object) -> None:
                 """Nothing."""
 
-        class Server(http.server.ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *_: object) -> None:
-                """Clients go away."""
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+        self.server = LocalServer(Handler)
+        self.address = f"http://{self.server.host}"
 
     def close(self) -> None:
         """Ends it."""
-        self.server.shutdown()
-        self.server.server_close()
+        self.server.close()
 
     def digest(self, name: str) -> str:
         """What the list of files says of one; it stays when the bytes are changed later."""

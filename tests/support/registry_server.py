@@ -6,11 +6,12 @@ import base64
 import hashlib
 import http.server
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlsplit
+
+from local_server import LocalServer
 
 USER = "me:secret"
 TOKEN = "token-of-this-registry"
@@ -162,17 +163,6 @@ def serve() -> Iterator[OciRegistry]:
     class Handler(_Handler):
         registry = made
 
-    class Server(http.server.ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:
-            """Clients go away."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    made.host = f"127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
+    with closing(LocalServer(Handler)) as server:
+        made.host = server.host
         yield made
-    finally:
-        server.shutdown()
-        server.server_close()

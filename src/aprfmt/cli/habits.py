@@ -49,6 +49,21 @@ _SERVED = "llama-server -m OUT serves it; apr has no server"
 _PULLED = "every command also reads hf://org/repo itself"
 _TASKS = "it computes the perplexity on a text; apr runs no benchmarks of tasks"
 
+_EXTRACT: dict[str, Meaning] = {
+    **dict.fromkeys(("--model", "-m", "--finetuned", "--tuned"), "TUNED"),
+    **dict.fromkeys(("--base-model", "--base", "-b"), "BASE"),
+    "--out-path": "OUT",
+    "--max-rank": "--rank",
+    "--cuda": "",
+}
+_EXTRACT_IN_EITHER_ORDER = Habit(
+    "BASE TUNED OUT=adapter",
+    "merge-adapter BASE TUNED --unmerge -o OUT --format hf",
+    "this takes BASE as the base and TUNED as its fine-tune; exchange them if it is the other way round",
+    options=_EXTRACT,
+)
+"""Some programs name the fine-tuned model first, and the adapter of the other order takes away what it should add."""
+
 HABITS: dict[str, Habit] = {
     # A row `COMMAND --option` applies where the option is given, `COMMAND+N` to N positional arguments.
     # Our own commands with their arguments elsewhere
@@ -70,6 +85,7 @@ HABITS: dict[str, Habit] = {
     "validate+2": Habit("FILE SUMS", "validate FILE --sha256 SUMS"),
     "verify+1": Habit("FILE", "validate FILE", "apr verify FILE --key KEY checks a signature"),
     "verify+2": Habit("FILE SUMS", "validate FILE --sha256 SUMS"),
+    "verify -c": Habit("SUMS FILE", "validate FILE --sha256 SUMS", options={"-c": "SUMS"}),
     "verify --sha256": Habit("FILE", "validate FILE"),
     "verify --sha256sums": Habit("FILE SUMS", "validate FILE --sha256 SUMS", options={"--sha256sums": "SUMS"}),
     "report+2": Habit("MODEL OUT", "report MODEL -o OUT"),
@@ -182,16 +198,12 @@ HABITS: dict[str, Habit] = {
     # mergekit
     "mergekit-yaml": Habit("CONFIG OUT", "merge --config CONFIG -o OUT", options=MERGE_OPTIONS),
     "mergekit-extract-lora": Habit(
-        "TUNED BASE OUT=adapter",
-        "merge-adapter BASE TUNED --unmerge -o OUT --format hf",
-        options={
-            **dict.fromkeys(("--model", "-m", "--finetuned", "--tuned"), "TUNED"),
-            **dict.fromkeys(("--base-model", "--base", "-b"), "BASE"),
-            "--out-path": "OUT",
-            "--max-rank": "--rank",
-            "--cuda": "",
-        },
+        "TUNED BASE OUT=adapter", "merge-adapter BASE TUNED --unmerge -o OUT --format hf", options=_EXTRACT
     ),
+    "extract-lora": Habit(
+        "TUNED BASE OUT=adapter", "merge-adapter BASE TUNED --unmerge -o OUT --format hf", options=_EXTRACT
+    ),
+    **dict.fromkeys(("extract-lora+2", "extract-lora+3"), _EXTRACT_IN_EITHER_ORDER),
     # The hub
     "hf download": Habit("REPO OUT=/REPO", "convert hf://REPO -o OUT --format hf", options=DOWNLOAD),
     "hf download+2": Habit("REPO FILE OUT=.", "convert hf://REPO/FILE -o OUT/FILE", options=DOWNLOAD),
@@ -339,7 +351,7 @@ SAME = {
     **{f"chat-template {option}": f"template {option}" for option in (*MESSAGES, "--set")},
     **dict.fromkeys(("apply-lora", "merge-and-unload", "merge-peft", "merge-lora-adapter"), "join-lora"),
     **dict.fromkeys(("merge --adapter", "merge --adapter-path"), "merge --lora"),
-    **dict.fromkeys(("extract-lora", "extract-adapter", "extract"), "mergekit-extract-lora"),
+    **dict.fromkeys(("extract-adapter", "extract"), "extract-lora"),
     **dict.fromkeys(("unsplit", "cat", "concat", "unshard"), "join"),
     **dict.fromkeys(("kld", "kl-divergence"), "kl"),
     **dict.fromkeys(("diff --kl", "compare --kl"), "diff --data"),

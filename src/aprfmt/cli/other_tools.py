@@ -12,7 +12,7 @@ from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.foreign_line import OtherLine, Suggestion, command_of, option_of, stem
 from aprfmt.cli.habits import HABITS, PROGRAMS, SAME, Habit
 from aprfmt.cli.output import is_of_mlx, quantizes
-from aprfmt.cli.special_lines import SPECIAL, is_adapter
+from aprfmt.cli.special_lines import PART, SPECIAL, is_adapter
 from aprfmt.io.source import exists
 
 _SPELLINGS = {"huggingface-cli": "hf", "mlx-lm-convert": "mlx-lm convert", "gguf-split": "llama-gguf-split"}
@@ -163,7 +163,6 @@ def _named(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 _CONVERTS = ("convert", "export", "import")
 _JOINS = ("join", "llama-gguf-split --merge")
-_PART = re.compile(r"-(\d{5})-of-\d{5}\.\w+$")
 
 
 def _first_part(rest: Sequence[str]) -> list[str]:
@@ -171,9 +170,9 @@ def _first_part(rest: Sequence[str]) -> list[str]:
     words: list[str] = []
     for word in rest:
         if os.path.isdir(word):
-            names = sorted(name for name in os.listdir(word) if (part := _PART.search(name)) and int(part[1]) == 1)
+            names = sorted(name for name in os.listdir(word) if (part := PART.search(name)) and int(part[1]) == 1)
             word = os.path.join(word, names[0]) if len(names) == 1 else word
-        part = _PART.search(word)
+        part = PART.search(word)
         words += [] if part is not None and int(part[1]) > 1 else [word]
     return words
 
@@ -183,10 +182,6 @@ def _keep_gguf(words: list[str]) -> None:
     output = words.index("-o") + 1 if "-o" in words else words.index("--output") + 1 if "--output" in words else 0
     if output and words[1].endswith(".gguf") and not os.path.splitext(words[output])[1]:
         words[output] = f"{words[output].rstrip('/')}.gguf"
-
-
-def _is_adapter(word: str) -> bool:
-    return os.path.isfile(os.path.join(word, "adapter_config.json"))
 
 
 _QUANTIZE = ("-q", "--quantize")

@@ -15,6 +15,9 @@ _OUTPUTS = ("-o", "--output", "--out", "--outfile")
 _MODELS = ("-m", "--model")
 _SUFFIXES = (".gguf", ".apr", ".safetensors")
 
+PART = re.compile(r"-(\d{5})-of-\d{5}\.\w+$")
+"""Of the name of a shard: its number."""
+
 
 def _serve(rest: Sequence[str]) -> Suggestion | None:
     """llama-server reads a GGUF as it is."""
@@ -138,6 +141,14 @@ def is_adapter(path: str) -> bool:
     return os.path.isfile(os.path.join(path, "adapter_config.json"))
 
 
+def _merge(rest: Sequence[str]) -> Suggestion | None:
+    """The shards of a file, or the first one, and a file that is not there: joins them."""
+    *parts, output = rest or [""]
+    if not parts or not all(map(PART.search, parts)) or output.startswith("-") or os.path.exists(output):
+        return None
+    return OtherLine("join", HABITS["join"]).read([min(parts), "-o", output])
+
+
 def _set(rest: Sequence[str]) -> Suggestion | None:
     """A chat template is the text of a file."""
     words = [word for word in rest if word != "--force"]
@@ -158,6 +169,7 @@ SPECIAL: dict[str, Callable[[Sequence[str]], Suggestion | None]] = {
     "embed": _embed,
     "kl": _kl,
     "llama-export-lora": _export_lora,
+    "merge": _merge,
     "gguf-set-metadata": _set,
 }
 """By row of HABITS, which applies where these return None."""

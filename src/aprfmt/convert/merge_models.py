@@ -139,7 +139,9 @@ def _from_options(call: MergeCall) -> MergeRecipe:
     _refuse_adapters(models, call.dst)
     if call.method is None:
         line = shlex.join(["apr", "merge", *map(str, models), "-o", str(call.dst), "--method", "linear"])
-        raise UsageError("no merge method given", hint=f"{line}; or slerp, ties, ..., or a recipe with --config FILE")
+        raise UsageError(
+            "no merge method given", hint=f"{line}\nother methods: slerp, ties, ...; a recipe: --config FILE"
+        )
     word = str(call.method)
     method = find_method(word)
     if word == WEIGHTED and call.weight is None:

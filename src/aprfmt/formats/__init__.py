@@ -332,8 +332,13 @@ def _check_is_no_data(found: Candidate) -> None:
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
 
+def is_single_file(name: str) -> bool:
+    """Whether the name is that of a GGUF or `.apr`; of several shards only the first."""
+    return name.endswith((".gguf", ".apr")) and not _LATER_PART.search(name)
+
+
 def _unknown_folder(found: Candidate) -> AprError:
-    models = [name for name in found.names if name.endswith((".gguf", ".apr")) and not _LATER_PART.search(name)]
+    models = [name for name in found.names if is_single_file(name)]
     if models:
         best = next((name for name in models if name.startswith("model.")), models[0])
         names = dict.fromkeys([best, *models])

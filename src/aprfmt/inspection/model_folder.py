@@ -1,4 +1,4 @@
-"""The models in a folder: path, format and size of each, by the first bytes of its files."""
+"""The models in a folder: path, format and size of each. Opening one finds files that are cut or not models."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from aprfmt import formats
 from aprfmt.errors import AprError, NotFoundError, storage_errors
-from aprfmt.formats import detect, path_text
 from aprfmt.types import PathLike
 
 _DEPTH = 2
@@ -58,7 +58,7 @@ def models_in(folder: PathLike = ".") -> ModelFolder:
 
     Raises NotFoundError if `folder` is not a folder.
     """
-    top = path_text(folder, "folder")
+    top = formats.path_text(folder, "folder")
     if not os.path.isdir(top):
         raise NotFoundError("no such folder", path=top)
     found, skipped = list[FoundModel](), dict[str, str]()
@@ -67,7 +67,8 @@ def models_in(folder: PathLike = ".") -> ModelFolder:
             size = sum(os.path.getsize(file) for file in files)
             try:
                 is_adapter = os.path.isfile(os.path.join(path, _CONFIGS[1]))
-                found.append(FoundModel(path, "adapter" if is_adapter else detect(path), len(files), size))
+                with formats.open(path) as model:
+                    found.append(FoundModel(path, "adapter" if is_adapter else model.format, len(files), size))
             except AprError as error:
                 skipped[path] = error.message
     return ModelFolder(top, found, skipped)

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aprfmt import formats
@@ -38,6 +38,7 @@ from aprfmt.publishing.oci_layout import (
     parse_manifest,
 )
 from aprfmt.publishing.survey import identity_of, publishable, survey
+from aprfmt.publishing.transfer import TransferReport
 from aprfmt.text import first_few, format_bytes, plural
 from aprfmt.trust.contents import WHOLE, Serialization, digests
 from aprfmt.trust.signature import UNREADABLE
@@ -47,7 +48,7 @@ _KEPT_S = 7 * 24 * 3600.0
 
 
 @dataclass(slots=True, kw_only=True)
-class OciPushReport:
+class OciPushReport(TransferReport[OciLayer]):
     """The result of `push_oci`; `to_json` is the object of `apr push --json` for a registry.
 
     Attributes:
@@ -68,24 +69,13 @@ class OciPushReport:
     digest: str
     layout: str
     license: str | None
-    files: list[OciLayer]
     uploaded: list[str] = field(default_factory=list)
     plan: bool = False
     warnings: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(file.size_bytes for file in self.files)
-
-    def to_json(self) -> dict[str, object]:
-        """The object of the command line."""
-        return asdict(self) | {"size_bytes": self.size_bytes, "seconds": round(self.seconds, 3)}
 
 
 @dataclass(slots=True, kw_only=True)
-class PullReport:
+class PullReport(TransferReport[OciLayer]):
     """The result of `pull`; `to_json` is the object of `apr pull --json`.
 
     Attributes:
@@ -101,19 +91,8 @@ class PullReport:
     source: str
     output: str
     digest: str
-    files: list[OciLayer]
     reused_bytes: int = 0
     signature: str | None = None
-    seconds: float = 0.0
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(file.size_bytes for file in self.files)
-
-    def to_json(self) -> dict[str, object]:
-        """The object of the command line."""
-        return asdict(self) | {"size_bytes": self.size_bytes, "seconds": round(self.seconds, 3)}
 
 
 def push_oci(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD
 from aprfmt.publishing.card import ModelRow, license_of, renewed
 from aprfmt.publishing.survey import identity_of, publishable, survey
+from aprfmt.publishing.transfer import TransferReport
 from aprfmt.text import first_few, plural
 from aprfmt.types import PathLike
 
@@ -37,7 +38,7 @@ class PushedFile:
 
 
 @dataclass(slots=True, kw_only=True)
-class PushReport:
+class PushReport(TransferReport[PushedFile]):
     """The result of `push`; `to_json` is the object of `apr push --json`.
 
     Attributes:
@@ -62,21 +63,10 @@ class PushReport:
     private: bool | None
     license: str | None
     card: str
-    files: list[PushedFile]
     models: list[ModelRow]
     card_text: str
     plan: bool
     warnings: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(file.size_bytes for file in self.files)
-
-    def to_json(self) -> dict[str, object]:
-        """The object of the command line."""
-        return asdict(self) | {"size_bytes": self.size_bytes, "seconds": round(self.seconds, 3)}
 
 
 def push(

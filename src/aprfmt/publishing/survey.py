@@ -24,7 +24,6 @@ from aprfmt.publishing.card import ModelRow
 from aprfmt.trust.signature import UNREADABLE
 from aprfmt.types import PathLike
 
-_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 _LEFT_OUT = re.compile(r"(^|/)__pycache__/|(^|/)[^/]*\.(tmp|lock|incomplete)$")
 
 
@@ -72,7 +71,7 @@ def identity_of(path: Path) -> FileIdentity:
 
 def survey(source: str, paths: dict[str, Path]) -> tuple[list[ModelRow], dict[str, str], dict[str, object], list[str]]:
     """The models, what the first of them says of itself, and a sentence for each that cannot be read."""
-    single = [name for name in paths if name.endswith((".gguf", ".apr")) and not _LATER_PART.search(name)]
+    single = [name for name in paths if formats.is_single_file(name)]
     places = {name: str(paths[name]) for name in single}
     weights = [name for name in paths if name.endswith((".safetensors", ".bin", ".pt", ".pth")) and "/" not in name]
     if weights and is_folder(source):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import http.server
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from local_server import LocalServer
 
 from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, StorageError
 from aprfmt.formats import hub, hub_files
@@ -40,9 +40,8 @@ class Hub:
             def log_message(self, *_: object) -> None:
                 """Nothing."""
 
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+        self.server = LocalServer(Handler)
+        self.address = f"http://{self.server.host}"
 
 
 @pytest.fixture
@@ -54,8 +53,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     for name in ("HF_HUB_OFFLINE", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     yield found
-    found.server.shutdown()
-    found.server.server_close()
+    found.server.close()
 
 
 def failure(address: str = "hf://org/name") -> AprError:
