@@ -262,7 +262,7 @@ def _completed(found: Suggestion, error: Exception) -> Suggestion | None:
         )
     added, complete = [], found.complete
     for p in missing:
-        value = (p.metavar or p.human_readable_name).partition("[")[0]
+        value = (p.metavar or p.human_readable_name).partition("[")[0].partition("|")[0]  # of alternatives the first
         if "--output" in p.opts and extra:
             value = extra[-1]
             del words[len(words) - 1 - words[::-1].index(value)]
