@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import carried_models
+import hangs
 import hypothesis
 import mergekit_peer
 import pytest
@@ -65,8 +66,9 @@ def _fail_or_skip(message: str) -> None:
     pytest.skip(message)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell that starts the suite in the background ignores SIGINT for all its children; ours are interrupted."""
+    hangs.keep_stderr(config)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -102,6 +104,7 @@ def _order(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     """Records its processor time where APR_TEST_TIMES asks for it."""
+    hangs.watch()
     return (yield from recorded(item, "setup"))
 
 

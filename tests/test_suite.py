@@ -7,8 +7,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -17,7 +15,8 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
     done = subprocess.run(
         [*words, "--rootdir", str(folder), *options, str(folder)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         timeout=120,
         check=False,
@@ -42,11 +41,22 @@ def test_a_worker_that_dies_ends_the_run_with_a_failure(tmp_path: Path) -> None:
     assert "crashed while running 'test_kill.py::test_kill'" in output
 
 
-@pytest.mark.parametrize("option", ["timeout=1", "faulthandler_timeout=1"])
-def test_a_test_that_hangs_ends(tmp_path: Path, option: str) -> None:
+def test_a_test_that_hangs_ends(tmp_path: Path) -> None:
     (tmp_path / "test_hang.py").write_text("import time\ndef test_hang(): time.sleep(600)\n")
-    code, output = run(tmp_path, "-o", option)
+    code, output = run(tmp_path, "-o", "timeout=1")
     assert code == 1
-    if option.startswith("timeout"):
-        assert "Timeout (>1.0s)" in output
-        assert "1 failed" in output
+    assert "Timeout (>1.0s)" in output
+    assert "1 failed" in output
+
+
+def test_a_test_that_hangs_outside_python_ends_the_run_with_its_place(tmp_path: Path) -> None:
+    """Tests before it do not end its watch, and the traceback is not lost in what pytest captures."""
+    (tmp_path / "conftest.py").write_text(
+        "import hangs\ndef pytest_configure(config): hangs.keep_stderr(config)\n"
+        "def pytest_runtest_setup(): hangs.watch(2)\n"
+    )
+    hung = "import time\ndef test_before(): pass\ndef test_hung(): time.sleep(600)\n"
+    (tmp_path / "test_hang.py").write_text(hung)
+    code, output = run(tmp_path)
+    assert code == 1
+    assert "in test_hung" in output

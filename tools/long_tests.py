@@ -1,9 +1,10 @@
 """Lists the tests that take long, of which each commit runs a part: tests/support/long_tests.txt.
 
-    APR_TEST_TIMES=/tmp/times make test FULL=1
+    APR_TEST_TIMES=/tmp/times make test
     .venv/bin/python tools/long_tests.py /tmp/times.*
 
-Prints the seconds by folder and file too. Processor time does not depend on what else the machine does.
+Tests that this turn left out keep their lines; with FULL=1 none is left out. Prints the seconds by
+folder and file too. Processor time does not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 
-from turns import LONG_TESTS, takes_turns
+from turns import LONG_TESTS, read_long_tests, takes_turns
 
-LEAST_CALL = 1.0
+LEAST_CALL = 0.3
 LEAST_SETUP = 5.0
 """Seconds from which a function is listed, by the mean of its cases, and a file, by its fixtures."""
 
@@ -47,6 +48,13 @@ def long_tests(lines: Iterable[str]) -> dict[str, float]:
     return dict(sorted({**files, **functions}.items(), key=lambda item: (-item[1], item[0])))
 
 
+def merged(before: Mapping[str, float], found: Mapping[str, float], ran: Iterable[str]) -> dict[str, float]:
+    """What was `found`, and of the list `before` it the functions and files of which no test `ran`."""
+    seen = {name for test in ran for name in (test.partition("::")[0], test.partition("[")[0])}
+    kept = {name: seconds for name, seconds in before.items() if name not in seen}
+    return dict(sorted({**kept, **found}.items(), key=lambda item: (-item[1], item[0])))
+
+
 def sums(lines: Iterable[str]) -> dict[str, float]:
     """{folder or file: seconds}, the longest first."""
     totals: dict[str, float] = defaultdict(float)
@@ -62,7 +70,7 @@ def main() -> None:
     lines = [line for path in sys.argv[1:] for line in Path(path).read_text().splitlines()]
     if not lines:
         raise SystemExit(__doc__)
-    found = long_tests(lines)
+    found = merged(read_long_tests(LONG_TESTS), long_tests(lines), {json.loads(line)["test"] for line in lines})
     LONG_TESTS.write_text("\n".join([HEAD, *(f"{seconds:.1f} {name}" for name, seconds in found.items())]) + "\n")
     for place, seconds in list(sums(lines).items())[:60]:
         print(f"{seconds:8.1f}  {place}")

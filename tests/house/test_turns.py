@@ -9,9 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from turns import LONG_TESTS, PARTS, _listed, in_turn, left_out, read_long_tests, takes_turns, turn
+from turns import LONG_TESTS, PARTS, PARTS_OF_LONGEST, _listed, in_turn, left_out, read_long_tests, takes_turns, turn
 
-from long_tests import long_tests, sums
+from long_tests import long_tests, merged, sums
 
 TURNS = 4
 
@@ -95,11 +95,13 @@ def test_listed_tests_take_turns_that_cost_alike() -> None:
     whole = [Item(name, path=Path("test_two.py")) for name in ("test_a", "test_c[1]", "test_c[2]")]
     others = [Item("test_c"), Item("test_a[marked]", (pytest.mark.turns.mark,))]
     items = [*cases, Item("test_b"), *whole, *others]
-    ran = [set(items) - _listed(items, now, long) for now in range(5, 5 + PARTS)]  # type: ignore[arg-type]
+    ran = [set(items) - _listed(items, now, long) for now in range(5, 5 + PARTS_OF_LONGEST)]  # type: ignore[arg-type]
     assert set().union(*ran) == set(items)
     assert all(part >= {*others} for part in ran)
-    assert sorted(len(part & {*whole}) for part in ran) == [0, 0, 0, 3]
-    assert sorted(len(part & {*cases}) for part in ran) == [2, 2, 2, 2]
+    assert sorted(len(part & {*whole}) for part in ran) == [0] * 7 + [3]
+    assert sorted(len(part & {*cases}) for part in ran) == [1] * 8
+    quick = [set(cases) - _listed(cases, now, {"test_one.py::test_a": 0.5}) for now in range(PARTS)]  # type: ignore[arg-type]
+    assert sorted(map(len, quick)) == [2, 2, 2, 2]
 
 
 def test_the_list_names_tests_that_are_there_and_choose_no_cases_themselves() -> None:
@@ -117,9 +119,12 @@ def test_long_tests_are_listed_by_the_mean_of_their_cases(monkeypatch: pytest.Mo
         json.dumps({"test": f"tests/{test}", "phase": phase, "seconds": seconds})
         for test, phase, seconds in (
             ("house/test_strings.py::test_a[1]", "call", 1.5), ("house/test_strings.py::test_a[2]", "call", 0.7),
-            ("house/test_strings.py::test_b", "call", 0.9), ("house/test_skips.py::test_c", "setup", 6.0),
+            ("house/test_strings.py::test_b", "call", 0.2), ("house/test_skips.py::test_c", "setup", 6.0),
             ("house/test_skips.py::test_c", "call", 2.0), ("llama/test_required_keys.py::test_d", "call", 9.0),
         )
     ]  # fmt: skip
     assert long_tests(lines) == {"tests/house/test_skips.py": 6.0, "tests/house/test_strings.py::test_a": 1.1}
-    assert sums(lines)["tests/house"] == pytest.approx(11.1)
+    assert sums(lines)["tests/house"] == pytest.approx(10.4)
+    before = {"tests/a.py": 3.0, "tests/b.py::test_gone": 2.0, "tests/b.py::test_other": 9.0}
+    found = merged(before, {"tests/b.py::test_new": 4.0}, ["tests/b.py::test_new[1]", "tests/b.py::test_gone[a]"])
+    assert found == {"tests/b.py::test_other": 9.0, "tests/b.py::test_new": 4.0, "tests/a.py": 3.0}

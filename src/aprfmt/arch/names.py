@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice
 from operator import attrgetter
 
@@ -21,6 +21,8 @@ from aprfmt.types import Shape
 
 _NUMBER = re.compile(r"(?:(?<![^.])|(?<=\.shard_))(0|[1-9][0-9]{0,5})(?![^.])")
 _MAX_NUMBERS = 8
+_MOST_NAMES = 4096
+"""Names whose readings are kept: each is looked up in many families, and many times in one."""
 
 EMBEDDING, OUTPUT_HEAD = "token_embd.weight", "output.weight"
 """GGUF names of the tensors that every kind of language model has."""
@@ -55,8 +57,9 @@ def _names_numbers(arch: Architecture, side: str) -> bool:
     return any(_NUMBER.search(name) for name in _index(arch, side))
 
 
+@lru_cache(_MOST_NAMES)
 def _only_reading(name: str) -> _Reading | None:
-    """The reading of `name` in which all numbers are layers or experts, as _templates returns it; None if unknown."""
+    """The reading of `name` in which all numbers are layers or experts, as in _all_readings; None if unknown."""
     if "{" in name:
         return None
     parts = _NUMBER.split(name, 3)
@@ -69,8 +72,13 @@ def _only_reading(name: str) -> _Reading | None:
     return (name, None, None) if len(parts) == 1 else None
 
 
-def _templates(name: str) -> Iterator[_Reading]:
+@lru_cache(_MOST_NAMES)
+def _all_readings(name: str) -> tuple[_Reading, ...]:
     """(`name` with layer and expert index as `{n}` and `{e}`, layer, expert), for every possible reading."""
+    return tuple(_templates(name))
+
+
+def _templates(name: str) -> Iterator[_Reading]:
     if "{" in name:
         return
     yield name, None, None
@@ -91,7 +99,7 @@ def _reading(arch: Architecture, name: str, side: str = "hf") -> _Reading | None
     if not _names_numbers(arch, side):  # a model may have a hundred thousand names
         only = _only_reading(name)
         return only if only is not None and only[0] in index else None
-    return next((reading for reading in _templates(name) if reading[0] in index), None)
+    return next((reading for reading in _all_readings(name) if reading[0] in index), None)
 
 
 def matches(arch: Architecture, name: str, side: str = "hf") -> list[Match]:
@@ -229,7 +237,7 @@ def is_gguf_only(arch: Architecture, name: str) -> bool:
     if name in ROPE_FACTORS or name in arch.copies:
         return True
     made = arch.made if isinstance(arch, Tower) else arch.flat_norms
-    return any(template in made for template, *_ in _templates(name)) and not matches(arch, name, "gguf")
+    return any(template in made for template, *_ in _all_readings(name)) and not matches(arch, name, "gguf")
 
 
 def is_hf_only(arch: Architecture, name: str, h: Hyperparams | None = None) -> bool:

@@ -202,6 +202,8 @@ def _rotated_part(
     partial = main.pop(PARTIAL[0], None)
     if rotates == WHOLE_HEADS and main.get("rope_type", "default") == "default":
         return None
+    if partial is None and row is not None and halves_full(row) and any(isinstance(v, Mapping) for v in dicts.values()):
+        return 1.0
     return partial if partial is not None else _partial(h, config, defaults, counts=not dicts or rotates != ROTARY_PART)
 
 

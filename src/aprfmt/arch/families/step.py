@@ -34,9 +34,13 @@ def _half_rotary_from_gguf(value: object, scope: Scope) -> object:
     return _rotated_parts(scope) or DEFAULT
 
 
+def _rotates_otherwise(value: object, scope: Scope) -> bool:
+    return scope.h.extra.get(_HALF, 0.5) != 0.5 or (value is not None and value != _rotated_parts(scope))
+
+
 half_rotary = Converter(
     refuse_if(
-        lambda value, scope: value is not None and value != _rotated_parts(scope),
+        _rotates_otherwise,
         "{name}: llama.cpp's {gguf} rotates whole heads in sliding-window layers, half of each head elsewhere",
     ),
     _half_rotary_from_gguf,
