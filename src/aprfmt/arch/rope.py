@@ -75,7 +75,7 @@ def read(
     dicts = _dicts(config) or _dicts(defaults)
     layers = {key: value for key, value in dicts.items() if isinstance(value, Mapping)}
     compresses = row is not None and any(key.role == COMPRESSED_ROPE for key in row.keys)
-    names_part = row is not None and any("qk_rope_head_dim" in key.hf for key in row.keys)
+    names_part = row is not None and _names_part(row)
     if compresses:
         dicts, layers = _of_compressed(h, dicts), {}
     main = dict(layers.get(MAIN) or (next(iter(layers.values())) if layers else dicts))
@@ -93,6 +93,7 @@ def read(
     elif compresses and config.get("qk_rope_head_dim") is None and partial is not None and h.head_dim:
         h.extra["qk_rope_head_dim"] = int(h.head_dim * (as_float(partial, PARTIAL[0]) or 0))
     scaling = _scaling(main)
+    _keep_other_part(h, partial if names_part and (scaling or compresses) else None, config)
     if scaling and scaling["rope_type"] in _STRETCHED and config.get("original_max_position_embeddings"):
         scaling["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     if scaling:
@@ -108,6 +109,19 @@ def read(
         h.extra["rope_layers"] = others
 
 
+def _names_part(row: Architecture) -> bool:
+    """Whether the family names the rotated dimensions of a head: qk_rope_head_dim."""
+    return any("qk_rope_head_dim" in key.hf for key in row.keys)
+
+
+def _keep_other_part(h: Hyperparams, partial: object, config: Mapping[str, object]) -> None:
+    """Keeps a part of head_dim that is not qk_rope_head_dim: transformers computes frequencies of the part."""
+    size, rotated = (as_int(config.get(name), name) for name in ("head_dim", "qk_rope_head_dim"))
+    part = as_float(partial, PARTIAL[0])
+    if part is not None and size is not None and rotated is not None and int(size * part) != rotated:
+        h.extra[PARTIAL[0]] = part
+
+
 def _of_compressed(h: Hyperparams, dicts: Mapping[str, object]) -> dict[str, object]:
     """The parameters of a network whose compressed layers have a base frequency of their own and the only scaling.
 
@@ -117,6 +131,10 @@ def _of_compressed(h: Hyperparams, dicts: Mapping[str, object]) -> dict[str, obj
     out = {**own, "rope_theta": main.get("rope_theta")} if own and main else dict(dicts)
     if own.get("rope_theta") is not None:
         h.extra["compress_rope_theta"] = own["rope_theta"]
+    if own and main and out.get("rope_type") == "yarn" and out.get("attention_factor") is None:
+        out["attention_factor"] = attention_factor(h, "yarn", out) or mscale_of(
+            as_float(out.get("factor"), "factor") or 1
+        )
     if out.get("attention_factor") == 1:
         del out["attention_factor"]
     scaling = _scaling({key: value for key, value in main.items() if key not in ("rope_theta", *PARTIAL)})
@@ -249,6 +267,12 @@ def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
         raise RefusedError(
             f"rope_parameters.rope_type is {kind!r:.40}, which llama.cpp's {row.gguf} does not support", hint=ELSEWHERE
         )
+    if _names_part(row) and PARTIAL[0] in h.extra:
+        raise RefusedError(
+            f"{PARTIAL[0]} is {h.extra[PARTIAL[0]]}: llama.cpp's {row.gguf} rotates by frequencies of qk_rope_head_dim "
+            "dimensions, transformers by those of this part of head_dim",
+            hint=ELSEWHERE,
+        )
     turned = rotary_dim(h) or 0
     if row.rotates == WHOLE_HEADS and kind not in ("default", "proportional") and turned % 2:
         # Such classes rotate a part only if it rounds up to the head, with frequencies of the part.
@@ -370,6 +394,11 @@ def runtime_scales(h: Hyperparams, row: Architecture) -> tuple[float, float]:
     named = as_float(scaling.get("mscale_all_dim"), "mscale_all_dim") or 0.0
     scores = mscale_of(factor, named) if named and _is_latent(row) else 1.0
     attention = attention_factor(h, kind, scaling)
+    if attention is not None and any(key.role == COMPRESSED_ROPE for key in row.keys):
+        raise RefusedError(
+            f"rope_parameters scales RoPE by {attention:.4g} in compressed layers; llama.cpp's {row.gguf} never does",
+            hint=ELSEWHERE,
+        )
     if attention is None:
         attention = mscale_of(factor) if kind == "yarn" else 1.0
     if kind not in ("yarn", "linear"):
@@ -400,9 +429,7 @@ def _scales_windows(h: Hyperparams, row: Architecture) -> bool:
 
 def _is_latent(row: Architecture) -> bool:
     """Whether transformers scales the scores of the family's latent attention by `mscale_all_dim`."""
-    return any("qk_rope_head_dim" in key.hf for key in row.keys) and not any(
-        key.role == COMPRESSED_ROPE for key in row.keys
-    )
+    return _names_part(row) and not any(key.role == COMPRESSED_ROPE for key in row.keys)
 
 
 def from_gguf(h: Hyperparams, row: Architecture, kv: Mapping[str, object], defaults: Mapping[str, object]) -> None:

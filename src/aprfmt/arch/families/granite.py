@@ -104,6 +104,8 @@ def _rope_pattern_to_gguf(value: object, scope: Scope) -> list[bool] | None:
         raise CorruptError(f"{scope.name} is not a list")
     if value is not None and {theta for theta in listed if theta} - {scope.h.rope_theta}:
         raise RefusedError(f"{scope.name}: a GGUF of {scope.row.gguf} has one rope_theta for all layers")
+    if not any(listed):  # its graph then has positions that nothing uses, and the process aborts
+        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} cannot run without RoPE in any layer")
     return None if all(listed) else [bool(item) for item in listed]
 
 
