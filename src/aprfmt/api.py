@@ -191,15 +191,11 @@ def _page_target(
     if output is None:
         return None
     from aprfmt.html.file import check_page
-    from aprfmt.io.sink import check_target
-    from aprfmt.io.source import is_folder
+    from aprfmt.io.sink import check_target, inputs_of
 
     target = formats.path_text(output, "output")
     check_page(target, also=also)
-    inside = (path for source in sources if is_folder(source) for path in Path(source).iterdir())
-    check_target(
-        target, [*sources, *(str(path) for path in inside if not path.name.endswith((".html", ".htm")))], force
-    )
+    check_target(target, inputs_of(sources, (".html", ".htm")), force)
     return target
 
 

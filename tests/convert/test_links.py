@@ -109,6 +109,38 @@ def test_prune_checks_links(folder: Path, tmp_path: Path) -> None:
     assert run([*words, "--follow-links"]) == 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("stamp IN -o OUT --license MIT", "stamp IN -o OUT --license MIT --plan"),
+        *("meta set IN rope_theta=20000.0 -o OUT", "sbom IN -o OUT", "sbom IN"),
+    ],
+)
+@pytest.mark.parametrize("name", ["notes.bin", "tokenizer.json"])
+def test_copies_and_documents_check_links(folder: Path, tmp_path: Path, words: str, name: str) -> None:
+    (folder / name).symlink_to(outside(folder, name))
+    line = words.replace("IN", str(folder)).replace("OUT", str(tmp_path / "out")).split()
+    assert run(line) == 5
+    assert not (tmp_path / "out").exists()
+    assert run([*line, "--follow-links"]) == 0
+
+
+def test_a_link_that_appears_while_a_folder_is_copied(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "LICENSE").write_text("mine")
+    there = tmp_path / "secret"
+
+    def no_links(*_: object) -> None:
+        (folder / "LICENSE").unlink()
+        (folder / "LICENSE").symlink_to(there)
+
+    monkeypatch.setattr("aprfmt.convert.stamp.check_links", no_links)
+    with pytest.raises(AprError):
+        aprfmt.stamp(folder, tmp_path / "out", license="MIT")
+    assert not (tmp_path / "out").exists()
+
+
 def snapshot_of(folder: Path, tmp_path: Path) -> Path:
     """The folder as the hub's cache has it."""
     snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / ("a" * 40)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from aprfmt.errors import AprError, NotFoundError, RefusedError, UsageError
 from aprfmt.io.pipe import check_inputs_kept
 from aprfmt.io.sink import AtomicFile, AtomicFolder, check_target
 from aprfmt.io.source import Source
+from aprfmt.trust.keys import generate
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +185,46 @@ def test_names_in_which_case_does_not_count(at: Path, monkeypatch: pytest.Monkey
         with pytest.raises(RefusedError, match=r"contains the input Config\.json"):
             check_inputs_kept(at / "d", ["Config.json"], [str(at / "d" / "config.json")])
     check_inputs_kept(at / "d", ["Config.json"], [str(at / "d" / "config.json")])
+
+
+@pytest.mark.parametrize(
+    ("words", "output"),
+    [
+        ("sbom d", "d/config.json"),
+        ("sbom d/model.safetensors", "d/config.json"),
+        ("sbom a.gguf", "a.gguf"),
+        ("sign d --key own.key", "d/tokenizer.json"),
+        ("sign d --key own.key", "hard.sig"),
+        ("sign d --key own.key", "own.key"),
+        ("sign a.gguf --key own.key", "own.key"),
+        ("sign d --key own.key --certificate own.pem", "own.pem"),
+        ("canary make d", "d/config.json"),
+        ("meta template d", "d/tokenizer_config.json"),
+        ("diff d a.gguf --values", "link.html"),
+    ],
+)
+def test_what_is_written_about_a_model_never_replaces_a_file_of_it(
+    words: str, output: str, at: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generate("own")
+    Path("own.pem").write_text("a certificate")
+    os.link("d/config.json", "hard.sig")
+    os.symlink("d/config.json", "link.html")
+    settings = json.loads(Path("d/tokenizer_config.json").read_text())
+    Path("d/tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": "x"}))
+    before = contents(at)
+    option = "--canary" if words.startswith("canary") else "-o"
+    assert run([*words.split(), option, output, "--force", "--json"]) == (2 if words.startswith("diff") else 5)
+    assert json.loads(capsys.readouterr().out)["error"]["message"].endswith("the output is the input")
+    assert contents(at) == before
+
+
+def test_an_earlier_document_beside_the_model_is_replaced(at: Path) -> None:
+    for _ in range(2):
+        assert run(["sbom", "d", "-o", "d/model.cdx.json", "--force", "-q"]) == 0
+    listed = {row["name"] for row in json.loads(Path("d/model.cdx.json").read_text())["components"]}
+    assert {"config.json", "model.safetensors"} < listed
+    assert "model.cdx.json" not in listed
 
 
 BAD = "a\0b"

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 
 import typer
 
@@ -33,6 +33,12 @@ _FORMS = {
 }
 
 
+class _Writing(TypedDict):
+    plan: bool
+    force: bool
+    follow_links: bool
+
+
 def meta(
     action: Annotated[str, typer.Argument(metavar="ACTION", help="list, get, set, unset, template or diff.")],
     words: Annotated[
@@ -52,6 +58,9 @@ def meta(
     ] = None,
     plan: PlanOption = False,
     force: ForceOption = False,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="In a copy, follow symlinks that point outside the folder.")
+    ] = False,
 ) -> int:
     """Read and edit metadata by key, in .apr, GGUF, safetensors files and folders; edits are made in place.
 
@@ -81,8 +90,9 @@ def meta(
 
         out.failure_exit = 2
         return diff(*_expect(action, words, 2), metadata_only=True)
+    how = _Writing(plan=plan, force=force, follow_links=follow_links)
     if action == "template":
-        _template(words, output, name, template, plan=plan, force=force)
+        _template(words, output, name, template, **how)
     elif action == "list":
         file, *globs = words if len(words) < 3 else _expect(action, words, 2)
         _list(file, *globs)
@@ -91,9 +101,9 @@ def meta(
         value = aprfmt.metadata_value(file, key)
         _print({"file": file, "key": key, "value": value}, as_text(value) + "\n")
     elif action == "set" and template is not None:
-        _template(["set", *words, template], output, name, None, plan=plan, force=force)
+        _template(["set", *words, template], output, name, None, **how)
     else:
-        _edit(action, words, output, plan=plan, force=force)
+        _edit(action, words, output, **how)
     return 0
 
 
@@ -120,7 +130,7 @@ def _list(file: str, glob: str | None = None) -> None:
         out.hint(f"no key matches {glob!r}" if found.keys else "the file has no metadata")
 
 
-def _edit(action: str, words: list[str], output: Path | None, *, plan: bool, force: bool) -> None:
+def _edit(action: str, words: list[str], output: Path | None, **how: Unpack[_Writing]) -> None:
     from aprfmt.cli.stamp import parse_assignments
 
     file, *items = words
@@ -129,14 +139,14 @@ def _edit(action: str, words: list[str], output: Path | None, *, plan: bool, for
     if len(items) == 2 and action == "set" and "=" not in items[0]:
         items = ["=".join(items)]
     values, types = parse_assignments(items) if action == "set" else (dict.fromkeys(items), {})
-    _write(file, values, types, output, plan=plan, force=force)
+    _write(file, values, types, output, **how)
 
 
 def _write(
-    file: str, values: dict[str, object], types: dict[str, str], output: Path | None, *, plan: bool, force: bool
+    file: str, values: dict[str, object], types: dict[str, str], output: Path | None, **how: Unpack[_Writing]
 ) -> None:
     with progress_bar("writing") as progress:
-        done = aprfmt.edit_metadata(file, values, output, types=types, plan=plan, force=force, progress=progress)
+        done = aprfmt.edit_metadata(file, values, output, types=types, progress=progress, **how)
     for warning in done.report.warnings:
         out.warning(warning)
     out.result(done.to_json(), _changes(done, in_place=output is None))
@@ -164,7 +174,7 @@ _GREETING: list[Message] = [{"role": "user", "content": "Hello"}]
 
 
 def _template(
-    words: list[str], output: Path | None, name: str | None, template: str | None, *, plan: bool, force: bool
+    words: list[str], output: Path | None, name: str | None, template: str | None, **how: Unpack[_Writing]
 ) -> None:
     verb = words[0] if len(words) > 1 else ""
     if verb not in ("", "set", "render"):
@@ -175,7 +185,7 @@ def _template(
         from aprfmt.tokenizer.template_check import TemplateRefusedError
 
         try:
-            _write(file, {key: _text_of(source)}, {}, output, plan=plan, force=force)
+            _write(file, {key: _text_of(source)}, {}, output, **how)
         except TemplateRefusedError as error:
             error.hint = shlex.join(["apr", "meta", "template", "render", file, "--template", source])
             raise
@@ -195,10 +205,14 @@ def _template(
         )
         _print({"file": file, "text": text}, text + ("\n" if out.data_stream.isatty() else ""))
     else:
-        _show(words[0], name, output, force=force)
+        _show(words[0], name, output, force=how["force"])
 
 
 def _show(file: str, name: str | None, output: Path | None, *, force: bool) -> None:
+    from aprfmt.io.sink import check_target, inputs_of
+
+    if output is not None:
+        check_target(output, inputs_of([file], ".jinja"), force)
     source = aprfmt.chat_template(file, name)
     if output is None:
         _print({"file": file, "name": name, "template": source}, source + ("\n" if out.data_stream.isatty() else ""))

@@ -20,6 +20,9 @@ def sbom(
         Path | None, typer.Option("--output", "-o", metavar="PATH", help="Output file. [default: standard output]")
     ] = None,
     force: ForceOption = False,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Follow symlinks that point outside the folder.")
+    ] = False,
 ) -> None:
     """Write a model's bill of materials as CycloneDX 1.6: files, license, data sets, base models, training run.
 
@@ -28,11 +31,14 @@ def sbom(
     apr sbom ./Qwen2.5-0.5B -o model.cdx.json
     """
     from aprfmt.io.sink import AtomicFile, check_target
+    from aprfmt.io.source import watch_opened
 
     if output is not None:
         check_target(output, [file], force)
-    with progress_bar("hashing") as progress:
-        document = aprfmt.sbom(file, progress=progress)
+    with watch_opened(), progress_bar("hashing") as progress:
+        document = aprfmt.sbom(file, follow_links=follow_links, progress=progress)
+        if output is not None:
+            check_target(output, [file], force)  # again: the files of the model are known now
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     if output is None:
         out.result({"bom": document}, text.splitlines())

@@ -83,7 +83,7 @@ def sign(
         Path | None,
         typer.Option("--output", "-o", metavar="PATH", help="Signature file. [default: FILE.sig, FOLDER/model.sig]"),
     ] = None,
-    hash: Annotated[str, typer.Option(metavar="NAME", help="blake3 (fastest), sha256 or blake2b.")] = "blake3",
+    hash: Annotated[str, typer.Option(metavar="NAME", help="sha256, blake3 (fastest) or blake2b.")] = "sha256",
     follow_links: Annotated[bool, typer.Option("--follow-links", help="Cover files that symlinks refer to.")] = False,
     force: ForceOption = False,
 ) -> None:

@@ -11,12 +11,15 @@ import typer
 from aprfmt.cli.conversion import refuse_terminal
 from aprfmt.cli.options import Common, ForceOption, with_options
 from aprfmt.cli.output import as_text, out, pairs, printable
-from aprfmt.convert.options import Network, Stated
+from aprfmt.convert.options import Network, Running, Stated
 from aprfmt.errors import UsageError
 from aprfmt.schema import OptionRow, rows
 from aprfmt.text import format_bytes
 
-_OF_STAMP = rows(Stated, OptionRow) | {"tokenizer": rows(Network, OptionRow)["tokenizer"]}
+_OF_STAMP = rows(Stated, OptionRow) | {
+    "tokenizer": rows(Network, OptionRow)["tokenizer"],
+    "follow_links": rows(Running, OptionRow)["follow_links"],
+}
 
 
 @with_options(_OF_STAMP)

@@ -28,7 +28,7 @@ from aprfmt.formats.safetensors import METADATA_KEY
 from aprfmt.io.overwrite import overwrite
 from aprfmt.io.pipe import FileLayout, Literal, Stream, WriteOptions, source_jobs, write_file, write_layout
 from aprfmt.io.sink import AtomicFile, AtomicFolder
-from aprfmt.io.source import Source, padding
+from aprfmt.io.source import Source, padding, unwatched
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD, from_card, front_matter, to_card, with_front_matter
@@ -97,11 +97,11 @@ def edit_folder(
         if not in_place:
             layouts += list(_copies(native, changed, stack))
         gone = [name for name, data in changed.items() if data is None] if in_place else []
-        _publish(target, layouts, gone, options)
+        _publish(target, layouts, gone, options, is_whole=not in_place)
         return sum(layout.n_bytes for layout in layouts)
 
 
-def _publish(target: str, layouts: list[FileLayout], gone: list[str], options: WriteOptions) -> None:
+def _publish(target: str, layouts: list[FileLayout], gone: list[str], options: WriteOptions, *, is_whole: bool) -> None:
     with AtomicFolder(target, force=options.force, stale=gone, last=_CONFIG) as folder:
         for layout in layouts:
             path = folder / layout.name
@@ -109,6 +109,8 @@ def _publish(target: str, layouts: list[FileLayout], gone: list[str], options: W
                 os.makedirs(path.parent, exist_ok=True)
             with AtomicFile(path, force=True, n_bytes=layout.n_bytes, fsync=options.fsync) as sink:
                 write_layout(layout, sink, None, options.flow)
+        if is_whole:
+            options.confirm(str(folder))
 
 
 def _copies(native: HfNative, changed: Mapping[str, object], stack: ExitStack) -> Iterator[FileLayout]:
@@ -252,7 +254,7 @@ def _check_config(model: Model, native: HfNative, changed: Mapping[str, bytes | 
     """Refuses a configuration that contradicts the tensors, unless the old one does already."""
     if _CONFIG not in changed:
         return
-    with tempfile.TemporaryDirectory(prefix="apr-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="apr-") as scratch, unwatched():
         names = {*native.own_names()} - {*changed}
         for name in sorted(names):
             place = Path(scratch, name)

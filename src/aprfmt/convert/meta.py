@@ -97,6 +97,7 @@ def edit_metadata(
     types: Mapping[str, str] | None = None,
     plan: bool = False,
     force: bool = False,
+    follow_links: bool = False,
     progress: StartProgress | None = None,
 ) -> MetadataEdit:
     """Sets metadata keys of a model in place, or in a copy `dst`; a value of None removes the key.
@@ -108,6 +109,7 @@ def edit_metadata(
         types: types of new GGUF keys that llama.cpp does not know: "u32", "str", ...
         plan: check and report, without writing.
         force: replace an existing `dst`.
+        follow_links: copy files that symlinks refer to outside the folder.
         progress: called with the total bytes of a file that is written again.
 
     Raises:
@@ -125,7 +127,10 @@ def edit_metadata(
         for key, value in values.items():
             if value is None and before[key] is None:
                 raise UsageError(f"unknown key {key!r}", path=model.path, hint=name_hint(key, [*_values(model)]))
-    report = stamp(path, dst, set=values, types=types, in_place=dst is None, plan=plan, force=force, progress=progress)
+    report = stamp(
+        path, dst, set=values, types=types, in_place=dst is None, plan=plan, force=force, follow_links=follow_links,
+        progress=progress,
+    )  # fmt: skip
     if plan:
         after = {
             key: value if value is None or not isinstance(value, str) else str(value) for key, value in values.items()

@@ -13,6 +13,7 @@ from aprfmt.canonical.checks import check_vocabulary
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.read import canonical
 from aprfmt.convert import gguf_edit
+from aprfmt.convert.files import parts_of
 from aprfmt.convert.folder_edit import edit_folder, edit_safetensors
 from aprfmt.convert.gguf_edit import Text, parse_text
 from aprfmt.convert.integrity import open_checked
@@ -27,9 +28,10 @@ from aprfmt.formats.gguf import GgufNative
 from aprfmt.formats.hf_files import read_tokenizer
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.safetensors import SafetensorsNative
+from aprfmt.io.links import check_links, check_opened
 from aprfmt.io.pipe import FileLayout, Segment, StartProgress, WriteOptions, write_file
 from aprfmt.io.sink import check_target
-from aprfmt.io.source import exists, watch_opened
+from aprfmt.io.source import Source, exists, watch_opened
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import from_card
@@ -87,6 +89,7 @@ def stamp(
     plan: bool = False,
     force: bool = False,
     check_template: bool = True,
+    follow_links: bool = False,
     progress: StartProgress | None = None,
 ) -> StampReport:
     """Writes `src` again as `dst` (or over itself with `in_place`) with edited metadata.
@@ -105,17 +108,19 @@ def stamp(
         plan: check everything and report what would be written, without writing.
         force: replace an existing output.
         check_template: refuse a chat template that does not render two test conversations.
+        follow_links: copy files that symlinks refer to outside the folder.
         progress: called with the total bytes of a file that is written again.
 
     Raises:
         UsageError: an empty patch, a value of the wrong kind, a license that is not an SPDX id, a key without effect.
         RefusedError: keys with which llama.cpp would not load the GGUF, or that contradict the tensors of a folder; a
-            chat template that does not render.
+            chat template that does not render; symlinks out of a folder that is copied.
         UnsupportedError: `src` is in another format.
     """
     parse_flag("in_place", in_place)
     parse_flag("plan", plan)
     parse_flag("force", force)
+    parse_flag("follow_links", follow_links)
     given = {
         "license": license,
         "data_source": data_source,
@@ -134,6 +139,7 @@ def stamp(
         target = str(model.path) if in_place or dst is None else formats.path_text(dst, "dst")
         if not in_place:
             check_target(target, [str(model.path), *(source.path for source in model.sources)], force or plan)
+        confirm = confirm if in_place or follow_links else _no_links_out(model, opened, confirm)
         options = WriteOptions(force or in_place, progress, confirm=confirm)
         _check_templates(model, patch if check_template else {})
         if model.native_as(GgufNative) is not None:
@@ -219,6 +225,23 @@ def _text_edit(model: Model) -> Callable[..., int] | None:
     if native is not None and not native.alone:
         return edit_folder
     return edit_safetensors if model.native_as(SafetensorsNative) is not None else None
+
+
+def _no_links_out(model: Model, opened: list[Source], confirm: Callable[[str], None]) -> Callable[[str], None]:
+    """Extends `confirm` by a check that no file of a copy comes from outside the model's folder.
+
+    Raises RefusedError if a link leads out already.
+    """
+    folder, own = parts_of(model)
+    if (native := model.native_as(HfNative)) is not None:
+        own += [native.folder / name for name in native.further_files()]
+    check_links(folder, own)
+
+    def check(output: str) -> None:
+        confirm(output)
+        check_opened(folder, own, opened)
+
+    return check
 
 
 def _check_templates(model: Model, patch: Mapping[str, object]) -> None:

@@ -56,6 +56,17 @@ def check_target(target: PathLike, sources: Iterable[str], force: bool, *, folde
         raise StorageError("the output's folder does not exist", path=parent, hint=f"mkdir -p {parent}")
 
 
+def inputs_of(paths: Iterable[PathLike], outputs: str | tuple[str, ...]) -> Iterator[str]:
+    """The files and folders `paths` with all files below the folders, as sources for `check_target`.
+
+    Names that end as one of `outputs` are earlier outputs, which may be replaced.
+    """
+    for path in paths:
+        yield os.fspath(path)
+        for folder, _, names in os.walk(path):
+            yield from (os.path.join(folder, name) for name in names if not name.endswith(outputs))
+
+
 def check_no_inputs_inside(folder: PathLike, sources: Iterable[PathLike]) -> None:
     """Refuses an output folder that contains an input, a link to one, or a folder of inputs.
 

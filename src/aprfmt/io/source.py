@@ -282,6 +282,16 @@ def watch_opened() -> Iterator[list[Source]]:
         _OPENED.reset(token)
 
 
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Keeps scratch files that the block opens out of the `watch_opened` blocks around it."""
+    token = _OPENED.set(())
+    try:
+        yield
+    finally:
+        _OPENED.reset(token)
+
+
 def watched_paths() -> Iterator[str]:
     """The paths that were opened in any `watch_opened` block around the call."""
     return (source.path for opened in _OPENED.get() for source in opened)

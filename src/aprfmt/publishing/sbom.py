@@ -15,13 +15,14 @@ from aprfmt import formats
 from aprfmt.codecs.dtypes import dtype_totals
 from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.inspection.quantized import count_packed
+from aprfmt.io.links import check_links
 from aprfmt.io.pipe import StartProgress
 from aprfmt.io.source import is_folder
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance
 from aprfmt.provenance.spdx import spdx_expression
-from aprfmt.trust.contents import WHOLE, Serialization, digests, list_files
+from aprfmt.trust.contents import WHOLE, Serialization, digests, list_files, path_of
 from aprfmt.types import Json, JsonObject, PathLike
 
 LINEAGE = "aprfmt.lineage"
@@ -29,11 +30,14 @@ LINEAGE = "aprfmt.lineage"
 
 _SPEC = "1.6"
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "https://cyclonedx.org/schema/bom-1.6")
+_DOCUMENTS = (".cdx.json", "bom.json")
+"""How the names of CycloneDX documents end: none lists itself or another one."""
+
 _MODEL, _RUN = "model", "training"
 _IMATRIX = ("quantize.imatrix.file", "quantize.imatrix.dataset", "quantize.imatrix.entries_count")
 
 
-def sbom(path: PathLike, *, progress: StartProgress | None = None) -> JsonObject:
+def sbom(path: PathLike, *, follow_links: bool = False, progress: StartProgress | None = None) -> JsonObject:
     """The bill of materials of a model as a CycloneDX 1.6 document: a JSON object.
 
     It names the model, its license, files with their SHA-256, architecture, dtypes, data sets, base models, the files
@@ -41,15 +45,16 @@ def sbom(path: PathLike, *, progress: StartProgress | None = None) -> JsonObject
     the data, versions and hardware.
 
     Args:
-        path: the model, in any format.
+        path: the model, in any format. Documents of this kind beside it (`*.cdx.json`, `bom.json`) are not listed.
+        follow_links: list files that symlinks refer to outside the folder.
         progress: called with the bytes to hash; returns a function to call as they are hashed.
 
     Raises:
-        AprError: as `open`; RefusedError for a folder with devices or pipes.
+        AprError: as `open`; RefusedError for a folder with devices or pipes, or with links out of it.
     """
     with formats.open_unchanged(path) as model:
         origin = provenance.read(model)
-        hashes = _files(model, progress)
+        hashes = _files(model, progress, follow_links=follow_links)
         lineage = _object(model.metadata.get(LINEAGE))
         components = [*_file_components(hashes), *_data(origin, lineage), *_bases(origin, lineage), *_sources(model)]
         document: JsonObject = {
@@ -77,17 +82,22 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _files(model: Model, progress: StartProgress | None) -> dict[str, str]:
+def _files(model: Model, progress: StartProgress | None, *, follow_links: bool) -> dict[str, str]:
     """The SHA-256 of each file of the model, by name."""
     root = str(model.path)
     serialization = Serialization("files", "sha256", follows_links=True)
     if is_folder(root):
-        return digests(root, serialization, list_files(root, serialization), progress)
-    paths = list(dict.fromkeys(source.path for source in model.sources))
-    if paths == [root]:
-        return {os.path.basename(root): digests(root, serialization, [WHOLE], progress)[WHOLE]}
-    folder = os.path.dirname(root) or "."
-    return digests(folder, serialization, [os.path.relpath(path, folder) for path in paths], progress)
+        folder = root
+        names = [name for name in list_files(root, serialization) if not name.endswith(_DOCUMENTS)]
+    else:
+        paths = list(dict.fromkeys(source.path for source in model.sources))
+        if paths == [root]:
+            return {os.path.basename(root): digests(root, serialization, [WHOLE], progress)[WHOLE]}
+        folder = os.path.dirname(root) or "."
+        names = [os.path.relpath(path, folder) for path in paths]
+    if not follow_links:
+        check_links(folder, [path_of(folder, name) for name in names])
+    return digests(folder, serialization, names, progress)
 
 
 def _component(

@@ -13,6 +13,7 @@ from aprfmt.formats.apr1_edit import sign_v1
 from aprfmt.formats.signatures import covered_by
 from aprfmt.formats.signatures import verify as verify_signature
 from aprfmt.io.pipe import StartProgress
+from aprfmt.io.sink import check_target
 from aprfmt.io.source import is_folder, read_whole
 from aprfmt.text import plural
 from aprfmt.trust.bundle import CertificateSigner, SigstoreSigner, read_bundle, sign_bundle
@@ -69,7 +70,7 @@ def sign(
     sigstore: bool = False,
     identity_token: PathLike | None = None,
     output: PathLike | None = None,
-    hash: str = "blake3",
+    hash: str = "sha256",
     follow_links: bool = False,
     force: bool = False,
     progress: StartProgress | None = None,
@@ -89,7 +90,7 @@ def sign(
         sigstore: sign with an identity instead of a key; needs a network.
         identity_token: file with an OpenID Connect token; default: that of the CI job around this process.
         output: the signature file; of an Ed25519 key the signed `.apr` v1, required.
-        hash: digests of the files: blake3 (fastest), sha256 or blake2b.
+        hash: digests of the files: sha256, which every verifier reads, blake3 (fastest) or blake2b.
         follow_links: cover files that symlinks refer to.
         force: replace an existing output.
         progress: called with the bytes to hash; returns a function to call as they are hashed.
@@ -115,6 +116,8 @@ def sign(
     else:
         signer = read_private(key, passphrase)
         if signer.kind == ED25519:
+            if output is not None:
+                check_target(output, [signer.path], force)
             return _sign_v1(name, signer.raw(), str(public_of(signer)), output, start, force=force)
         if certificate is None:
             who = str(public_of(signer))
@@ -126,7 +129,7 @@ def sign(
     return _report(name, ModelSignature(place, root, bundle.method, who or bundle.signer), len(bundle.digests), start)
 
 
-_HASHES = ("blake3", "sha256", "blake2b")
+_HASHES = ("sha256", "blake3", "blake2b")
 
 
 def _sign_v1(

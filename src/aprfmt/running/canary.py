@@ -21,7 +21,7 @@ from aprfmt.convert.stamp import store_record
 from aprfmt.errors import AprError, CorruptError, ExistsError, LimitError, NotFoundError, UnsupportedError, UsageError
 from aprfmt.io.json_shape import list_of, mapping_of
 from aprfmt.io.jsonx import loads
-from aprfmt.io.sink import AtomicFile, check_target
+from aprfmt.io.sink import AtomicFile, check_target, inputs_of
 from aprfmt.io.source import Source, exists
 from aprfmt.limits import MAX_CANARY_BYTES
 from aprfmt.llama.client import Llama
@@ -159,7 +159,7 @@ def make_canary(
     if in_place:
         return _make_inside(name, output, prompts, log, force=force)
     target = canary_path(name) if output is None else os.fspath(output)
-    check_target(target, [name], force)
+    check_target(target, inputs_of([name], SUFFIX), force)
     canary = _compute(name, prompts, log)
     with AtomicFile(target, force=force) as sink:
         sink.write(json.dumps(canary.to_json(), separators=(",", ":")).encode())

@@ -36,7 +36,7 @@ from aprfmt.errors import (
 from aprfmt.io.json_shape import list_of, mapping_of
 from aprfmt.io.jsonx import loads
 from aprfmt.io.pipe import StartProgress
-from aprfmt.io.sink import AtomicFile, check_target
+from aprfmt.io.sink import AtomicFile, check_target, inputs_of
 from aprfmt.io.source import Source, exists
 from aprfmt.limits import MAX_SIGNATURE_BYTES
 from aprfmt.text import first_few
@@ -394,7 +394,7 @@ def sign_bundle(
     signature: PathLike,
     signer: KeyFile | CertificateSigner | SigstoreSigner,
     *,
-    algorithm: str = "blake3",
+    algorithm: str = "sha256",
     follow_links: bool = False,
     force: bool = False,
     progress: StartProgress | None = None,
@@ -405,7 +405,7 @@ def sign_bundle(
         root: the file or folder.
         signature: the signature file to write.
         signer: who signs.
-        algorithm: digests of the files: blake3 (fastest), sha256 or blake2b.
+        algorithm: digests of the files: sha256, blake3 (fastest) or blake2b.
         follow_links: cover files that symlinks refer to.
         force: replace an existing signature.
         progress: called with the bytes to hash; returns a function to call as they are hashed.
@@ -417,7 +417,7 @@ def sign_bundle(
         StorageError: Sigstore cannot be reached.
     """
     place, target = os.fspath(root), os.fspath(signature)
-    check_target(target, [place], force)
+    check_target(target, (*inputs_of([place], ".sig"), *_files_of(signer)), force)
     own = signature_in(place, target)
     hashing = _Hashing(place, Serialization("files", algorithm, follow_links, own), {}, progress)
     make, _ = _model_signing()
@@ -432,6 +432,12 @@ def sign_bundle(
     with AtomicFile(target, force=force) as file:
         file.write(data)
     return read_bundle(target)
+
+
+def _files_of(signer: KeyFile | CertificateSigner | SigstoreSigner) -> tuple[str, ...]:
+    if isinstance(signer, SigstoreSigner):
+        return ()
+    return (signer.path,) if isinstance(signer, KeyFile) else (signer.key.path, signer.certificate, *signer.chain)
 
 
 def _signer(config: signing.Config, signer: KeyFile | CertificateSigner | SigstoreSigner) -> signing.Config:
