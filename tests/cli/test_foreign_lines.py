@@ -71,6 +71,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build(root / "m.gguf")
     shutil.copy(root / "m.gguf", root / "m2.gguf")
     aprfmt.import_model(root / "m.gguf", root / "m.apr")
+    aprfmt.quantize_model(root / "m.gguf", root / "q.gguf", "q8_0")
     (root / "shards").mkdir()
     (root / "parts").mkdir()
     aprfmt.convert_model(root / "m.gguf", root / "shards" / "m.gguf", shard_size="100KB")
@@ -166,12 +167,10 @@ def test_a_line_that_means_the_same_is_run_with_a_note(apr: Any, world: Path, tm
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("hf upload org/repo model", "apr push model org/repo"),
+        ("hf upload org/repo absent", "apr push absent org/repo"),
+        ("ollama push org/repo", "apr push SRC org/repo"),
         ("convert m.gguf --out x.gguf --yes", "apr convert m.gguf --output x.gguf --force"),
-        (
-            "trl gkd --model a --teacher b --dataset c --max_steps 9",
-            "apr distill b --student a --data c -o run --steps 9",
-        ),
+        ("trl gkd --model a --teacher b --dataset c", "apr distill b --student a --data c -o run --epochs 3"),
         ("llama-cli -m m.gguf -p hi --mirostat 2", "apr run m.gguf hi\n      without --mirostat\n"),
         ("llama-server -m m.gguf --port 80", "llama-server -m m.gguf --port 80\n"),
         ("serve model -c 9", "apr convert model -o model.gguf && llama-server -m model.gguf -c 9\n"),
@@ -262,9 +261,16 @@ def test_a_list_names_the_models_of_a_folder(world: Path, monkeypatch: pytest.Mo
 
 def test_an_output_that_is_missing_gets_a_name(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
     monkeypatch.chdir(world)
-    assert "hint: apr convert model --format mlx -o model-mlx\n" in apr("convert", "model", "--format", "mlx").stderr
-    assert "hint: apr merge-adapter model adapter -o merged\n" in apr("merge", "model", "adapter").stderr
-    assert "-o PATH\n" in apr("import", "m.gguf").stderr, "m.apr exists"
+    for line, ours in (
+        (("convert", "model", "--format", "mlx"), "apr convert model --format mlx -o model-mlx"),
+        (("merge", "model", "adapter"), "apr merge-adapter model adapter -o merged"),
+        (("import", "m.gguf"), "apr import m.gguf -o m-2.apr"),  # m.apr exists
+    ):
+        assert apr(*line, "--plan").stderr.startswith(f"note: {ours[:18]}"), ours
+        found = other_tools.suggest(line, other_tools.parse(line) or Exception())
+        assert found is not None
+        assert found.line() == ours
+    assert "hint: apr convert model -o model.gguf\n" in apr("convert", "model").stderr, "the format is unclear"
     assert "hint: apr merge model tuned -o x --method linear\n" in apr("merge", "model", "tuned", "-o", "x").stderr
 
 
@@ -302,15 +308,21 @@ def test_a_training_runs_under_other_names_of_its_options(world: Path, monkeypat
         "-o",
         "out",
     ]
-    assert suggested(shlex.join(typed))[1]
     for line in (
-        ["train", *typed[1:]],  # another command
-        typed[:-2],  # the folder is ours
-        [word for word in typed if word not in ("--max-steps", "2")],  # and so is the length
-        ["distill", "tuned", "model", *typed[5:]],  # an order that we guess
+        typed,
+        ["train", *typed[1:]],
+        [word for word in typed if word not in ("-o", "out")],
+        ["distill", "tuned", "model", *typed[5:]],
+        ["sft", "model", *typed[5:]],
     ):
-        if line[0] not in COMMANDS or other_tools.parse(line) is not None:
-            assert not suggested(shlex.join(line))[1], line
+        assert suggested(shlex.join(line))[1], line
+    without_length = [word for word in typed if word not in ("--max-steps", "2")]
+    for line in (
+        ["train", *without_length[1:]],
+        ["sft", "model", *without_length[5:]],
+        ["dpo", "model", *typed[5:]],  # another training
+    ):
+        assert not suggested(shlex.join(line))[1], line
 
 
 def test_templates_are_set_by_other_names_and_tried_by_the_hint(world: Path, tmp_path: Path, apr: Any) -> None:
@@ -327,6 +339,23 @@ def test_templates_are_set_by_other_names_and_tried_by_the_hint(world: Path, tmp
     assert refused.code == 5
     line = refused.stderr.partition("hint: ")[2]
     assert apr(*shlex.split(line)[1:]).stdout.strip() == "nothing"
+
+
+def test_a_word_that_is_no_file_is_looked_up_too(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
+    """typer takes these lines, so they are answered once the model is not found."""
+    monkeypatch.chdir(world)
+    done = apr("vocab", "a b", "m.gguf")
+    assert done.code == 0
+    assert done.stderr == "note: apr vocab m.gguf 'a b'\n"
+    assert apr("vocab", "encode", "m.gguf", "hey").stderr == "note: apr vocab m.gguf hey\n"
+    assert apr("vocab", "absent.gguf", "hey").stderr.startswith("error: absent.gguf: no such file")
+
+
+def test_a_damaged_signature_is_not_answered_by_a_checksum(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`verify` asks for a signature: what is weaker is suggested, never run."""
+    monkeypatch.chdir(world)
+    for line in ("verify m.gguf", "verify m.gguf m2.gguf"):
+        assert not suggested(line)[1]
 
 
 @pytest.mark.llama

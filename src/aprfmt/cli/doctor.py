@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import aprfmt
-from aprfmt.cli.output import out, pairs, printable
+from aprfmt.cli.output import out, pairs, printable, progress_bar
 
 if TYPE_CHECKING:
     from aprfmt.running.doctor import Diagnosis
@@ -23,7 +23,8 @@ def doctor() -> int:
     apr doctor
     apr doctor --json
     """
-    found = aprfmt.doctor()
+    with progress_bar("checking"):
+        found = aprfmt.doctor()
     out.result(found.to_json(), _text(found))
     return 0 if found.passed else 1
 

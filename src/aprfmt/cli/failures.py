@@ -87,6 +87,11 @@ def report(error: BaseException) -> int:
 
 def meant(error: BaseException, arguments: Sequence[str]) -> Suggestion | None:
     """Our command line for one that typer refused with `error`, if it means the same; else None."""
+    if isinstance(error, NotFoundError) and error.path:
+        from aprfmt.cli.other_tools import of_missing
+
+        found = of_missing(arguments, error.path)
+        return found if found is not None and found.runs(arguments) else None
     if not isinstance(error, Exception) or isinstance(error, AprError | OSError | MemoryError):
         return None
     import typer

@@ -166,6 +166,11 @@ def _divergence(found: Divergence) -> Iterator[str]:
                 "read",
                 f"{plural(found.tokens, 'position')} in {plural(found.chunks, 'chunk')} of {found.n_ctx:,} tokens",
             ),
+            (
+                "window",
+                f"{found.n_ctx:,} tokens, stride {found.n_ctx:,}; the second half of each window is scored, as in "
+                "llama-perplexity (apr eval without --against scores all of it)",
+            ),
             ("time", f"{format_seconds(found.seconds)} on llama.cpp ({found.engine})"),
         ]
     )
@@ -197,6 +202,11 @@ def _evaluation(found: Evaluation) -> Iterator[str]:
         [
             *rows,
             ("read", f"{read}, from {data}"),
+            (
+                "window",
+                f"{found.seq_len:,} tokens, stride {found.seq_len:,}; all of each window is scored (--against and "
+                "llama-perplexity: the second half)",
+            ),
             *([("skipped", left_out)] if left_out else []),
             ("time", f"{format_seconds(found.seconds)} on {found.device} in {found.dtype}"),
         ]

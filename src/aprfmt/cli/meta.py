@@ -33,6 +33,16 @@ _FORMS = {
 }
 
 
+ACTIONS = {
+    **{name: name for name in ("list", "get", "set", "unset", "template", "diff")},
+    **dict.fromkeys(("show", "ls", "dump", "keys", "print"), "list"),
+    **dict.fromkeys(("read", "value"), "get"),
+    **dict.fromkeys(("edit", "add", "update", "put", "write"), "set"),
+    **dict.fromkeys(("delete", "remove", "rm", "del"), "unset"),
+}
+"""Actions of `apr meta`, and their other names."""
+
+
 def meta(
     action: Annotated[str, typer.Argument(metavar="ACTION", help="list, get, set, unset, template or diff.")],
     words: Annotated[
@@ -70,10 +80,11 @@ def meta(
     apr meta diff old.apr new.apr
     """
     words = words or []
+    action = action if exists(action) else ACTIONS.get(action, action)
     if action not in _FORMS:
         if not exists(action):
             raise UsageError(f"unknown action {action!r}", hint=f"one of: {', '.join(_FORMS)}")
-        action, words = ("get" if words else "list"), [action, *words]
+        action, words = ("get" if words else "set" if name or template else "list"), [action, *words]
     if not words:
         raise UsageError("FILE is missing", hint=_FORMS[action])
     if action == "diff":
@@ -90,6 +101,8 @@ def meta(
         file, key = _expect(action, words, 2)
         value = aprfmt.metadata_value(file, key)
         _print({"file": file, "key": key, "value": value}, as_text(value) + "\n")
+    elif action == "set" and name is not None and template is None and len(words) == 1:
+        _edit(action, [*words, f"general.name={name}"], output, plan=plan, force=force)
     elif action == "set" and template is not None:
         _template(["set", *words, template], output, name, None, plan=plan, force=force)
     else:
@@ -159,6 +172,8 @@ def _changes(done: MetadataEdit, *, in_place: bool) -> Iterator[str]:
 
 # --- the chat template ---
 
+_VERBS = {"show": "", "get": "", "print": "", "apply": "render", "format": "render"}
+
 _GREETING: list[Message] = [{"role": "user", "content": "Hello"}]
 """The conversation to render where none is named."""
 
@@ -167,6 +182,12 @@ def _template(
     words: list[str], output: Path | None, name: str | None, template: str | None, *, plan: bool, force: bool
 ) -> None:
     verb = words[0] if len(words) > 1 else ""
+    if len(words) == 2 and exists(verb) and exists(words[1]):  # FILE NEW.jinja, FILE CHAT.json
+        verb = "set" if words[1].endswith(".jinja") else "render"
+        words = [verb, *words]
+    elif not exists(verb):
+        verb = _VERBS.get(verb, verb)
+        words = words[1:] if len(words) > 1 and verb == "" else words
     if verb not in ("", "set", "render"):
         raise UsageError(f"unknown action {verb!r} for a template", hint=_FORMS["template"])
     if verb == "set":
