@@ -331,6 +331,9 @@ def worded_errors(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return call
 
 
+ONE_FILE = "name the file: "
+"""Beginning of the hint that names the only model in a folder."""
+
 COMMAND = re.compile(r"\b(apr|pip|git|torchrun|ssh|aws|gcloud|curl|hf|ollama|docker) [a-z./-]")
 """A command line in a hint, at its beginning."""
 _FLAG = re.compile(

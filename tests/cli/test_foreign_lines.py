@@ -19,8 +19,10 @@ from train_corpora import functions
 import aprfmt
 from aprfmt.cli import foreign_options, habits, other_tools
 from aprfmt.cli.commands import COMMANDS
+from aprfmt.cli.failures import meant
 from aprfmt.cli.group import build as build_group
 from aprfmt.cli.output import out
+from aprfmt.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("two_processors")
 
@@ -177,8 +179,6 @@ def test_a_line_that_means_the_same_is_run_with_a_note(apr: Any, world: Path, tm
         ("embed m.gguf 'a b' -o 'e f'", "apr run m.gguf --embed 'a b' --json > 'e f'\n"),
         ("ollama pull llama3", "apr convert hf://org/repo -o model.gguf\n      every command also reads hf://org/repo"),
         ("pull llama3.2:1b", "apr convert hf://org/repo -o model.gguf\n"),
-        ("pull org/repo", "apr convert hf://org/repo -o repo --format hf\n"),
-        ("pull hf.co/org/repo:Q4_K_M", "apr convert hf://org/repo:Q4_K_M -o repo-Q4_K_M.gguf\n"),
         ("pull localhost:5000/model:1", "apr pull oci://localhost:5000/model:1\n"),
         ("huggingface-cli login", "hf auth login"),
     ],
@@ -196,6 +196,14 @@ def test_models_and_adapters_are_told_apart_by_merge(apr: Any, world: Path, tmp_
     line = done.stderr.partition("hint: apr ")[2]
     assert line == f"merge-adapter {base} {lora} -o {made}\n"
     assert apr(*shlex.split(line)).code == 0
+
+
+def test_an_adapter_before_its_base_is_merged_into_it(apr: Any, world: Path, tmp_path: Path) -> None:
+    base, lora, made = world / "model", world / "adapter", tmp_path / "out"
+    done = apr("merge-adapter", lora, base, "-o", made)
+    assert done.code == 0
+    assert done.stderr.startswith(f"note: apr merge-adapter {base} {lora} -o {made}\n")
+    assert aprfmt.diff(made, world / "tuned", values=True).identical
 
 
 def test_shards_are_joined_by_the_line_that_shard_names(apr: Any, world: Path, tmp_path: Path) -> None:
@@ -217,9 +225,12 @@ def test_q_with_the_format_mlx_is_not_taken_for_quiet(apr: Any, world: Path, tmp
 def test_text_behind_a_model_is_the_data_of_imatrix(apr: Any, world: Path, tmp_path: Path) -> None:
     made = tmp_path / "i.gguf"
     model, text = world / "m.gguf", world / "text.txt"
-    done = apr("imatrix", model, "-f", text, "-o", made)
-    assert done.code == 2
-    assert f"hint: apr imatrix {model} --data {text} -o {made}\n" in done.stderr
+    done = apr("imatrix", model, "-f", text, "-o", made, "--plan")
+    assert done.code == 0
+    assert done.stderr.startswith(f"note: apr imatrix {model} --data {text} -o {made}\n")
+    made.write_text("kept")
+    assert apr("imatrix", model, "-f", text, "-o", made).code == 5, "-f is not --force then"
+    assert made.read_text() == "kept"
     assert apr("imatrix", model, text, "-o", made, "--plan").code == 0
     assert "--merge" in apr("imatrix", model, model, "-o", made).stderr
 
@@ -272,6 +283,17 @@ def test_an_output_that_is_missing_gets_a_name(world: Path, monkeypatch: pytest.
         assert found.line() == ours
     assert "hint: apr convert model -o model.gguf\n" in apr("convert", "model").stderr, "the format is unclear"
     assert "hint: apr merge model tuned -o x --method linear\n" in apr("merge", "model", "tuned", "-o", "x").stderr
+
+
+def test_weights_without_a_method_are_those_of_a_mean(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
+    monkeypatch.chdir(world)
+    words = ("merge", "model", "tuned", "--weight", "0.25", "--weight", "0.75", "-o", "mean", "--plan")
+    done = apr(*words)
+    assert done.code == 0
+    assert done.stderr.startswith(f"note: apr {' '.join(words)} --method linear\n")
+    refused = apr(*words, "--base", "model")
+    assert refused.code == 2
+    assert f"hint: apr {' '.join(words)} --base model --method linear\n" in refused.stderr
 
 
 def test_a_recipe_or_a_page_as_the_only_other_word(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
@@ -339,6 +361,57 @@ def test_templates_are_set_by_other_names_and_tried_by_the_hint(world: Path, tmp
     assert refused.code == 5
     line = refused.stderr.partition("hint: ")[2]
     assert apr(*shlex.split(line)[1:]).stdout.strip() == "nothing"
+
+
+def test_metadata_in_any_order_and_by_short_keys(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
+    monkeypatch.chdir(world)
+    for words in (
+        ("set", "m2.gguf", "name", "one"),
+        ("m2.gguf", "general.name=two"),
+        ("set", "general.name", "three", "m2.gguf"),
+        ("m2.gguf", "--name", "four"),
+    ):
+        assert apr("meta", *words).code == 0, words
+        assert apr("meta", "get", "m2.gguf", "general.name").stdout.strip() in words[-1] + words[-2], words
+    assert apr("meta", "set", "m2.gguf", "tokenizer.chat_template", "chat.jinja").code == 0
+    assert apr("meta", "template", "m2.gguf").stdout == (world / "chat.jinja").read_text()
+
+
+def test_a_folder_of_one_model_is_that_model(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
+    monkeypatch.chdir(world)
+    first = "shards/m-00001-of-00002.gguf"
+    done = apr("convert", "shards/", "-o", "whole.gguf", "--plan")
+    assert done.code == 0
+    assert done.stderr.startswith(f"note: apr convert {first} -o whole.gguf --plan\n")
+    for words in (("shards",), (first, first.replace("00001-", "00002-"))):
+        done = apr("merge", *words, "-o", "whole.gguf")
+        assert done.code == 0
+        assert done.stderr.startswith(f"note: apr convert {first} -o whole.gguf\n")
+        assert aprfmt.diff("whole.gguf", first, values=True).identical
+        (world / "whole.gguf").unlink()
+
+
+@pytest.mark.parametrize(
+    ("line", "ours"),
+    [
+        ("pull org/repo", "convert hf://org/repo -o repo --format hf"),
+        ("pull hf.co/org/repo:Q4_K_M", "convert hf://org/repo:Q4_K_M -o repo-Q4_K_M.gguf"),
+        ("pull llama3.2:1b", None),
+        ("pull org/repo -o out", None),
+        ("validate SUMS", "validate m.gguf --sha256 SUMS"),
+        ("validate tuned", None),
+        ("validate two", "validate two/a.gguf; apr validate two/b.gguf"),
+    ],
+)
+def test_our_own_lines_that_are_refused_are_taken_as_meant(
+    line: str, ours: str | None, world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(world)
+    (world / "two").mkdir(exist_ok=True)
+    for name in ("a", "b"):
+        (world / "two" / f"{name}.gguf").touch()
+    found = meant(UsageError("refused"), line.split())
+    assert (found and found.line()) == (f"apr {ours}" if ours else None)
 
 
 def test_a_word_that_is_no_file_is_looked_up_too(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import aprfmt
 from aprfmt.cli.output import out, pairs, printable, progress_bar
+from aprfmt.cli.output import width as columns
 
 if TYPE_CHECKING:
     from aprfmt.running.doctor import Diagnosis
@@ -37,4 +38,5 @@ def _text(found: Diagnosis) -> Iterator[str]:
         yield f"  {out.style(finding.status.ljust(6), _STYLES[finding.status])}  {first[10:]}"
         yield from rest
         if finding.hint:
-            yield " " * (width + 12) + out.style(printable(finding.hint), "cyan")
+            indent = width + 12 if width + 12 + len(finding.hint) <= columns() else 10
+            yield " " * indent + out.style(printable(finding.hint), "cyan")

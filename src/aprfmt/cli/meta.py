@@ -84,9 +84,12 @@ def meta(
     if action not in _FORMS:
         if not exists(action):
             raise UsageError(f"unknown action {action!r}", hint=f"one of: {', '.join(_FORMS)}")
-        action, words = ("get" if words else "set" if name or template else "list"), [action, *words]
+        is_edit = all("=" in word for word in words) if words else bool(name or template)
+        action, words = ("set" if is_edit else "get" if words else "list"), [action, *words]
     if not words:
         raise UsageError("FILE is missing", hint=_FORMS[action])
+    if action in ("get", "set", "unset") and not exists(words[0]) and exists(words[-1]):
+        words = [words[-1], *words[:-1]]  # the file last
     if action == "diff":
         from aprfmt.cli.compare import diff
 
@@ -141,8 +144,24 @@ def _edit(action: str, words: list[str], output: Path | None, *, plan: bool, for
         raise UsageError(f"no key to {action}", hint=_FORMS[action])
     if len(items) == 2 and action == "set" and "=" not in items[0]:
         items = ["=".join(items)]
+    items = [_spelled(file, item) for item in items]
     values, types = parse_assignments(items) if action == "set" else (dict.fromkeys(items), {})
     _write(file, values, types, output, plan=plan, force=force)
+
+
+_GENERAL = (
+    *("name", "author", "version", "organization", "description", "license", "url", "repo_url", "basename"),
+    *("finetune", "size_label", "quantized_by", "doi", "tags", "languages"),
+)
+
+
+def _spelled(file: str, item: str) -> str:
+    """`name=X` of a GGUF as `general.name=X`; the file of a chat template as its text."""
+    key, equals, value = item.partition("=")
+    if key in _GENERAL and aprfmt.detect(file) == "gguf":
+        key = f"general.{key}"
+    is_file = key.endswith("chat_template") and value.endswith((".jinja", ".jinja2", ".j2")) and exists(value)
+    return key + equals + "@" * is_file + value
 
 
 def _write(

@@ -12,7 +12,7 @@ from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.foreign_line import OtherLine, Suggestion, command_of, option_of, stem
 from aprfmt.cli.habits import HABITS, PROGRAMS, SAME, Habit
 from aprfmt.cli.output import is_of_mlx, quantizes
-from aprfmt.cli.special_lines import PART, SPECIAL, is_adapter, is_model
+from aprfmt.cli.special_lines import PART, SPECIAL, each_of_folder, is_adapter, is_model
 from aprfmt.io.source import exists
 
 _SPELLINGS = {
@@ -56,7 +56,26 @@ def of_missing(arguments: Sequence[str], path: str) -> Suggestion | None:
     return found if found.words[1:2] not in ([], [path]) and parse(found.words) is None else None
 
 
+def of_refused(arguments: Sequence[str]) -> Suggestion | None:
+    """Our command line for one of ours with an address of the hub, a list of checksums, or a folder of models."""
+    command, *rest = arguments
+    if len(rest) != 1:
+        return None
+    if command == "pull":
+        return SPECIAL["ollama pull"](rest)
+    return SPECIAL["validate"](rest) or each_of_folder(command, rest[0])
+
+
+def of_folder(arguments: Sequence[str], folder: str, file: str) -> Suggestion | None:
+    """Our command line with the only model of a folder in place of the folder."""
+    words = [file if word.rstrip("/") == folder else word for word in arguments]
+    return Suggestion(words) if words != [*arguments] else None
+
+
 _TRAINS = ("distill", "pretrain")
+_RUN = "run"
+"""The output folder of a training that names none."""
+
 _EPOCHS = ["--epochs", "3"]
 """The default of transformers and TRL."""
 
@@ -73,7 +92,7 @@ def _complete_training(words: list[str]) -> None:
         words.remove("--lora=r=16")
     names = {word.partition("=")[0] for word in words}
     if "--data" in names and not names & {"--resume", "--config", "--help"}:
-        words += [] if names & {"-o", "--output"} else ["-o", "run"]
+        words += [] if names & {"-o", "--output"} else ["-o", _RUN]
         words += [] if names & {"--steps", "--epochs", "--smoke"} else _EPOCHS
 
 
@@ -103,6 +122,11 @@ def rephrase(arguments: Sequence[str]) -> Suggestion | None:
     had_epochs = "--epochs" in found.words
     _put_model_first(found.words)
     _complete_values(found.words)
+    if found.words[0] in _TRAINS and had_epochs and not {"MODEL", "DATA", "TEACHER", "OUT"} & {*found.words}:
+        found.complete = True  # of the names only that of the steps was missing
+    for at, word in enumerate(found.words[1:], 1):
+        if word == _RUN and found.words[at - 1] in ("-o", "--output") and word not in rest:
+            found.words[at] = _free(word) or word
     steps = dict(pairwise(found.words)).get("--steps")
     if found.words[0] in _TRAINS and (("--epochs" in found.words and not had_epochs) or steps not in (None, *rest)):
         found.complete = False  # nobody asked for this length
@@ -410,9 +434,14 @@ def _output_of(words: Sequence[str], places: Sequence[str]) -> str | None:
         dtype = dtype or (f"{bits}bit" if (bits := given.get("--bits")) else "")
         kind = _SUFFIXES.get(given.get("--format", "gguf"), f"-{given.get('--format')}")
         found = f"{name}{f'-{dtype}' * bool(dtype)}{kind}"
-    begin, suffix = os.path.splitext(found) if found.endswith(_FILES) else (found, "")
-    names = (found, *(f"{begin}-{n}{suffix}" for n in range(2, 10)))
-    return next((name for name in names if name and not exists(name)), None)
+    return _free(found) if found else None
+
+
+def _free(name: str) -> str | None:
+    """`name`, or with a number behind it, so that nothing has that name; None if all of them are taken."""
+    begin, suffix = os.path.splitext(name) if name.endswith(_FILES) else (name, "")
+    names = (name, *(f"{begin}-{n}{suffix}" for n in range(2, 10)))
+    return next((name for name in names if not exists(name)), None)
 
 
 _FILES = (".gguf", ".apr", ".safetensors")

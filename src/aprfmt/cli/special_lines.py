@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
 from aprfmt.cli.foreign_line import OtherLine, Suggestion, stem
+from aprfmt.cli.foreign_options import model_of_modelfile
 from aprfmt.cli.habits import HABITS, Habit
 
 _OUTPUTS = ("-o", "--output", "--out", "--outfile")
@@ -106,6 +107,17 @@ def _each(*ours: str) -> Callable[[Sequence[str]], Suggestion | None]:
     return lines
 
 
+def each_of_folder(command: str, folder: str) -> Suggestion | None:
+    """Our command on each model of a folder of several."""
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    paths = [os.path.join(folder, name) for name in names if not name.startswith(".")]
+    models = [path for path in paths if is_model(path)]
+    if len(models) < 2 or "config.json" in names:
+        return None
+    first, *more = ([command, path] for path in models)
+    return Suggestion(first, more=more)
+
+
 def is_model(word: str) -> bool:
     """Whether a word is a folder, or a file with the suffix of a model."""
     return os.path.isdir(word) or (word.endswith(_SUFFIXES) and os.path.isfile(word))
@@ -163,16 +175,23 @@ def is_adapter(path: str) -> bool:
     return os.path.isfile(os.path.join(path, "adapter_config.json"))
 
 
+def first_part(words: Sequence[str]) -> str | None:
+    """The first of the shards of one file, or of those in a folder; None for anything else."""
+    parts = [*words]
+    if len(parts) == 1 and os.path.isdir(parts[0]):
+        parts = [os.path.join(parts[0], name) for name in sorted(os.listdir(parts[0]))]
+    is_one = len({PART.sub("", name) for name in parts}) == 1 and all(map(PART.search, parts))
+    return min(parts) if is_one else None
+
+
 def _merge(rest: Sequence[str]) -> Suggestion | None:
     """The shards of a file, or a folder of them, and perhaps a file that is not there: joins them."""
     words = [word for word in rest if word not in _OUTPUTS]
     *parts, output = words if words and not os.path.exists(words[-1]) else [*words, ""]
-    folders = [word for word in parts if os.path.isdir(word)]
-    if len(folders) == len(parts) == 1:
-        parts = [os.path.join(parts[0], name) for name in sorted(os.listdir(parts[0]))]
-    if not parts or not all(map(PART.search, parts)) or output.startswith("-"):
+    first = first_part(parts)
+    if first is None or output.startswith("-"):
         return _merge_of_many(rest)
-    return OtherLine("join", HABITS["join"]).read([min(parts), *(["-o", output] if output else [])])
+    return OtherLine("join", HABITS["join"]).read([first, *(["-o", output] if output else [])])
 
 
 def _merge_of_many(rest: Sequence[str]) -> Suggestion | None:
@@ -288,6 +307,19 @@ def _shard(rest: Sequence[str]) -> Suggestion | None:
     return Suggestion(["shard", *words])
 
 
+def _for_ollama(key: str) -> Callable[[Sequence[str]], Suggestion | None]:
+    """A Modelfile that starts from this model is there already."""
+
+    def line(rest: Sequence[str]) -> Suggestion | None:
+        found = OtherLine(key, HABITS[key]).read(rest)
+        own = model_of_modelfile("Modelfile").get("MODEL", "")
+        if not own or os.path.normpath(own) != os.path.normpath(found.words[1]):
+            return None
+        return _create([stem(own), "-f", "Modelfile"])
+
+    return line
+
+
 def _convert(rest: Sequence[str]) -> Suggestion | None:
     """A page, or the model of an Ollama Modelfile."""
     places = [word for word in rest if not word.startswith("-")]
@@ -394,6 +426,7 @@ SPECIAL: dict[str, Callable[[Sequence[str]], Suggestion | None]] = {
     "shard": _shard,
     **dict.fromkeys(("convert", "export"), _convert),
     "rename": _rename,
+    **{key: _for_ollama(key) for key in ("export --ollama", "modelfile")},
     **{key: _stamp(key) for key in ("stamp --name", "stamp --chat-template")},
     "quantize --bits": _bits,
     "extract-lora": _extract,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aprfmt.arch.names import matches, spell
-from aprfmt.arch.table import row_of
 from aprfmt.model import Model, Tensor
 from aprfmt.text import name_filter
 
@@ -20,6 +18,9 @@ def chosen_tensors(model: Model, glob: str | None) -> list[Tensor]:
     found = [tensor for tensor in entries if fits(tensor.name)]
     if found or glob is None:
         return found
+    from aprfmt.arch.names import matches, spell  # loading the table of architectures takes a while
+    from aprfmt.arch.table import row_of
+
     fits = name_filter(f"*{glob}*")
     is_gguf = model.convention == "gguf"
     row = row_of(model.hparams, kv=model.metadata if is_gguf else None, tensor_names=model.tensors)
