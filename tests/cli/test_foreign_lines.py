@@ -301,6 +301,9 @@ def test_a_recipe_or_a_page_as_the_only_other_word(world: Path, monkeypatch: pyt
     assert apr("merge", "recipe.yaml", "-o", "never", "--plan").code == 0
     assert apr("report", "run", "never.html", "--json").json["schema"] == "apr.report/1"
     (world / "never.html").unlink()
+    assert apr("report", "m2.gguf").stderr == "note: apr report m2.gguf -o m2.html\n"
+    assert "hint: apr report m2.gguf -o m2.html --force\n" in apr("report", "m2.gguf").stderr
+    (world / "m2.html").unlink()
 
 
 def test_a_line_for_several_models_is_run_for_each(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
@@ -400,6 +403,8 @@ def test_a_folder_of_one_model_is_that_model(world: Path, monkeypatch: pytest.Mo
         ("pull org/repo -o out", None),
         ("validate SUMS", "validate m.gguf --sha256 SUMS"),
         ("validate tuned", None),
+        ("export m.gguf -o p.html", "report m.gguf -o p.html"),
+        ("export m.gguf -o p.x", None),
         ("validate two", "validate two/a.gguf; apr validate two/b.gguf"),
     ],
 )

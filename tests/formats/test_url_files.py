@@ -173,6 +173,13 @@ def test_llama_cpp_gets_the_line_that_downloads(server: Server) -> None:
     assert caught.value.hint == f"apr convert {server.address} -o m.gguf"
 
 
+def test_nothing_is_asked_offline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(NotFoundError, match="HF_HUB_OFFLINE"):
+        aprfmt.inspect(server.address)
+    assert not server.seen
+
+
 def test_only_this_machine_is_read_without_encryption() -> None:
     pytest.importorskip("huggingface_hub")
     with pytest.raises(UnsupportedError, match="not encrypted") as caught:

@@ -93,7 +93,8 @@ def meant(error: BaseException, arguments: Sequence[str]) -> Suggestion | None:
         from aprfmt.cli.other_tools import of_folder
 
         return of_folder(arguments, str(error.path), str(error.hint).removeprefix(ONE_FILE))
-    if isinstance(error, AprError) and arguments[:1] in (["pull"], ["validate"]):
+    is_page = isinstance(error, UsageError) and arguments[:1] in (["convert"], ["export"])
+    if is_page or (isinstance(error, AprError) and arguments[:1] in (["pull"], ["validate"])):
         from aprfmt.cli.other_tools import of_refused
 
         found = of_refused(arguments)

@@ -265,8 +265,11 @@ def report(
         return
     if output is None and out.mode != "json":
         detect(file[0])  # report an unreadable model first
-        line = shlex.join(["apr", "report", file[0], "-o", f"{Path(file[0]).stem}.html"])
-        raise UsageError("a model's report is an HTML page", hint=line)
+        output = Path(f"{Path(file[0]).stem}.html")
+        line = shlex.join(["apr", "report", file[0], "-o", str(output)])
+        if output.exists() and not force:
+            raise UsageError("a model's report is an HTML page", hint=f"{line} --force")
+        out.note(line)
     with progress_bar("reading") as progress:
         body = aprfmt.report(file[0], output, force=force, follow_links=follow_links, progress=progress)
     count = cast("int", body["tensor_count"])

@@ -12,7 +12,7 @@ from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.foreign_line import OtherLine, Suggestion, command_of, option_of, stem
 from aprfmt.cli.habits import HABITS, PROGRAMS, SAME, Habit
 from aprfmt.cli.output import is_of_mlx, quantizes
-from aprfmt.cli.special_lines import PART, SPECIAL, each_of_folder, is_adapter, is_model
+from aprfmt.cli.special_lines import PART, SPECIAL, each_of_folder, is_adapter, is_model, page_of
 from aprfmt.io.source import exists
 
 _SPELLINGS = {
@@ -47,7 +47,7 @@ def suggest(arguments: Sequence[str], error: Exception) -> Suggestion | None:
 
 def of_missing(arguments: Sequence[str], path: str) -> Suggestion | None:
     """Our command line for one of ours that took the word `path`, which is not a file, for its model."""
-    if len(arguments) < 3 or arguments[1] != path or arguments[0] not in COMMANDS:
+    if len(arguments) < 2 or arguments[1] != path or arguments[0] not in COMMANDS:
         return None
     found = rephrase(arguments)
     if found is None:
@@ -59,6 +59,8 @@ def of_missing(arguments: Sequence[str], path: str) -> Suggestion | None:
 def of_refused(arguments: Sequence[str]) -> Suggestion | None:
     """Our command line for one of ours with an address of the hub, a list of checksums, or a folder of models."""
     command, *rest = arguments
+    if command in ("convert", "export"):
+        return page_of(rest)
     if len(rest) != 1:
         return None
     if command == "pull":

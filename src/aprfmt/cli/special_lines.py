@@ -329,6 +329,13 @@ def _convert(rest: Sequence[str]) -> Suggestion | None:
     return _create(["model", "-f", files[0]]) if files and len(places) < 3 else None
 
 
+def page_of(rest: Sequence[str]) -> Suggestion | None:
+    """`MODEL -o PAGE.html`."""
+    page = _value_of(rest, _OUTPUTS)
+    model = next(filter(is_model, rest), "")
+    return Suggestion(["report", model, "-o", page]) if model and page.endswith(".html") and len(rest) == 3 else None
+
+
 def _rename(rest: Sequence[str]) -> Suggestion | None:
     """A name that cannot be one of a file."""
     is_name = len(rest) == 2 and not re.search(r"[/\\]|\.\w+$", rest[1]) and is_model(rest[0])

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, StorageError, UsageError
 from aprfmt.formats import hub_files, url_files
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES, belongs, read_text_file, read_weight_map
-from aprfmt.formats.hub_errors import HubPath, cache_folder, failure
+from aprfmt.formats.hub_errors import HubPath, cache_folder, failure, is_offline
 from aprfmt.io import hub_cache
 from aprfmt.text import first_few
 
@@ -137,7 +137,7 @@ def locate(wanted: HubPath, address: str) -> Path:
     """`snapshot` of a parsed address, which messages call `address`."""
     cache = cache_folder()
     found = _cached(wanted, cache)
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    offline = is_offline()
     # Offline, an incomplete snapshot is better than none: its reader names the missing shard.
     if found is not None and (offline or _is_complete(found)):
         hub_cache.register(_snapshot_folder(wanted, cache) or found, _is_text)

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from aprfmt.errors import AprError, ChangedError, MissingDependencyError, NotFoundError, StorageError, UnsupportedError
 from aprfmt.formats import hub_files
+from aprfmt.formats.hub_errors import is_offline
 from aprfmt.formats.hub_requests import AnswerError, HubResponse, body, open_answer
 from aprfmt.io import remote_file
 from aprfmt.io.cache import cache_home, own_folder
@@ -64,6 +65,10 @@ def open_url(url: str) -> Path:
     if parts.scheme != "https" and not is_this_machine(parts.netloc.rpartition("@")[2]):
         raise UnsupportedError(
             "http is not encrypted: it is read on this machine only", path=address, hint=f"https{url[4:]}"
+        )
+    if is_offline():
+        raise NotFoundError(
+            "the file is on a server, and HF_HUB_OFFLINE is set", path=address, hint="unset HF_HUB_OFFLINE"
         )
     name = os.path.basename(unquote(parts.path))
     if any(finding.is_final for finding in findings([name])) or not name.isprintable() or ":" in name:
