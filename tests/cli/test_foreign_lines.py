@@ -345,6 +345,8 @@ def test_a_training_runs_under_other_names_of_its_options(world: Path, monkeypat
     for line in (
         ["train", *without_length[1:]],
         ["sft", "model", *without_length[5:]],
+        ["distill", "tuned", "model", *without_length[5:]],
+        ["mlx_lm.lora", "--model", "model", "--train", "--data", "c.jsonl"],
         ["dpo", "model", *typed[5:]],  # another training
     ):
         assert not suggested(shlex.join(line))[1], line
