@@ -11,7 +11,7 @@ from typing import Any
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.foreign_line import OtherLine, Suggestion, command_of, option_of, stem
 from aprfmt.cli.habits import HABITS, PROGRAMS, SAME, Habit
-from aprfmt.cli.output import is_of_mlx, quantizes
+from aprfmt.cli.output import is_of_mlx, out, quantizes
 from aprfmt.cli.special_lines import PART, SPECIAL, each_of_folder, is_adapter, is_model, page_of
 from aprfmt.io.source import exists
 
@@ -401,7 +401,8 @@ def _completed(found: Suggestion, error: Exception) -> Suggestion | None:
             del words[len(words) - 1 - words[::-1].index(value)]
         else:
             named = _output_of(words, rest) if "--output" in p.opts else None
-            complete = complete and named is not None and not _is_unclear(words)
+            # A script, which asks for JSON, names its output.
+            complete = complete and named is not None and not _is_unclear(words) and out.mode != "json"
             value = named or value
         added += [value] if p in places else [min(p.opts, key=len), value]
     return Suggestion([*words, *added], found.dropped, found.then, complete)

@@ -105,6 +105,7 @@ class Console:
         self.waiting = 0.0
         """When the line of a work in progress was written; 0: there is none."""
         self._answered = False
+        self._screen = threading.RLock()  # else the line of a work in progress comes between
 
     @property
     def data_stream(self) -> TextIO:
@@ -182,23 +183,26 @@ class Console:
     def progress_line(self, text: str) -> None:
         """A progress message on stderr, unless --quiet."""
         if self.mode != "quiet":
-            self.clear_wait_line()
-            print(printable(text), file=self.error_stream, flush=True)
+            with self._screen:
+                self.clear_wait_line()
+                print(printable(text), file=self.error_stream, flush=True)
 
     def wait_line(self, verb: str, seconds: float) -> None:
         """Names work in progress on a line of its own, which whatever is printed next removes."""
-        begin, end = ("\r", "\x1b[K") if self.waiting else ("", "")
         passed = f" {seconds:.0f} s" if seconds >= 2 else ""
-        self.waiting = time.perf_counter()
-        self.error_stream.write(f"{begin}{verb} …{passed}{end}")
-        self.error_stream.flush()
+        with self._screen:
+            begin, end = ("\r", "\x1b[K") if self.waiting else ("", "")
+            self.waiting = time.perf_counter()
+            self.error_stream.write(f"{begin}{verb} …{passed}{end}")
+            self.error_stream.flush()
 
     def clear_wait_line(self) -> None:
         """Removes the line of `wait_line`."""
-        if self.waiting:
-            self.waiting = 0.0
-            self.error_stream.write("\r\x1b[2K")
-            self.error_stream.flush()
+        with self._screen:
+            if self.waiting:
+                self.waiting = 0.0
+                self.error_stream.write("\r\x1b[2K")
+                self.error_stream.flush()
 
     def hint(self, text: str) -> None:
         """What to type next, on stderr in human mode; further lines explain the first."""
@@ -246,11 +250,12 @@ class Console:
 
     def _put(self, text: str, *, flush: bool = False) -> None:
         """Writes to stdout. Raises BrokenPipeError when nobody reads it, StorageError when it is full."""
-        self.clear_wait_line()
         try:
-            self.data_stream.write(text)
-            if flush:
-                self.data_stream.flush()
+            with self._screen:
+                self.clear_wait_line()
+                self.data_stream.write(text)
+                if flush:
+                    self.data_stream.flush()
         except BrokenPipeError:
             raise
         except OSError as error:
