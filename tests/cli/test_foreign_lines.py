@@ -388,6 +388,7 @@ def test_a_folder_of_one_model_is_that_model(world: Path, monkeypatch: pytest.Mo
     done = apr("convert", "shards/", "-o", "whole.gguf", "--plan")
     assert done.code == 0
     assert done.stderr.startswith(f"note: apr convert {first} -o whole.gguf --plan\n")
+    assert apr("convert", "shards", "whole.gguf", "--plan").code == 0
     for words in (("shards",), (first, first.replace("00001-", "00002-"))):
         done = apr("merge", *words, "-o", "whole.gguf")
         assert done.code == 0
