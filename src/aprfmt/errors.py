@@ -331,7 +331,11 @@ def worded_errors(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return call
 
 
-_COMMAND = re.compile(r"\b(apr|pip|git|torchrun|ssh|aws|gcloud|curl|hf|ollama|docker) [a-z./-]")
+ONE_FILE = "name the file: "
+"""Beginning of the hint that names the only model in a folder."""
+
+COMMAND = re.compile(r"\b(apr|pip|git|torchrun|ssh|aws|gcloud|curl|hf|ollama|docker) [a-z./-]")
+"""A command line in a hint, at its beginning."""
 _FLAG = re.compile(
     r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)(?: ([A-Z][A-Z0-9_]*\b|\d[\w.]*|'[^']*'|\"[^\"]*\")|=([\w.-]*\w))?"
 )
@@ -342,7 +346,7 @@ _SWITCHES = re.compile(
 
 def python_words(hint: str) -> str:
     """A hint with the options of a command line as keyword arguments; one that is a command stays as it is."""
-    if _COMMAND.search(hint):
+    if COMMAND.search(hint):
         return hint
 
     def argument(match: re.Match[str]) -> str:

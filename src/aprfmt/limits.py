@@ -104,6 +104,9 @@ MAX_PICKLE_SECONDS = 10.0
 PICKLE_MEMORY_BYTES = 256 << 20
 """Address space of the process that unpickles; 25 MB of it are Python itself."""
 
+MAX_VOCABULARY_MULTIPLE = 1 << 16
+"""Multiple to which a vocabulary is padded."""
+
 MAX_TREE_DEPTH = 48
 """Levels of the module tree; the rest of a longer name is one part."""
 

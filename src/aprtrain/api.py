@@ -251,10 +251,12 @@ def resume(run: PathLike, *, steps: int | None = None, stream: TextIO | None = N
     Raises UnknownFormatError if `run` is not the folder of a run, RefusedError without a checkpoint, and as `distill`.
     """
     _require_torch()
-    from aprtrain.recorded import recorded_config
+    from aprtrain.recorded import check_inputs, recorded_config
     from aprtrain.run import run as train
 
-    command, settings, lines = recorded_config(Path(formats.path_text(run, "run")), steps)
+    folder = Path(formats.path_text(run, "run"))
+    command, settings, lines = recorded_config(folder, steps)
+    check_inputs(settings, folder)
     return train(command, settings, stream=stream, lines=lines)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from aprfmt.errors import CorruptError, RefusedError, UnknownFormatError, UsageError, storage_errors
+from aprfmt.errors import CorruptError, NotFoundError, RefusedError, UnknownFormatError, UsageError, storage_errors
 from aprfmt.inspection.run_report import METADATA, is_run
 from aprfmt.limits import MAX_REPORTED_BYTES
 from aprfmt.texts.sources import split_weights
@@ -49,6 +51,32 @@ def recorded_config(folder: Path, steps: int | None = None, data: str | None = N
     config = replace(config, output=str(folder), resume=True, smoke=None)
     config = config if data is None else replace(config, data=(data,))
     return command, *_extended(config, steps)
+
+
+def check_inputs(config: Config, folder: Path) -> None:
+    """Raises NotFoundError for a model or data of the run in `folder` that moved, with what to type."""
+    started_in = _read(folder / METADATA).get("cwd")
+    for path in (path for name in _PATHS if (path := getattr(config, name)) is not None):
+        is_name = path.count("/") == 1 and not path.startswith((".", "/"))  # perhaps of the hub
+        if not is_name and not _is_there(path):
+            began = f" (the run was started in {started_in})" if started_in else ""
+            line = shlex.join(["apr", "resume", str(folder)])
+            hint = f"move it back, or type {line} in the folder that has {path}"
+            raise NotFoundError(f"a model of the run is not there{began}", path=path, hint=hint)
+    missing = next((path for path in map(os.fspath, split_weights(config.data)[0]) if not _is_there(path)), None)
+    if missing is not None:
+        tokens = folder / "tokens"
+        line = shlex.join(["apr", "resume", str(folder), "--data", str(tokens) if tokens.is_dir() else "PATH"])
+        raise NotFoundError(
+            "the data of the run are not there",
+            path=missing,
+            hint=f"{line}\nresumes with the tokens that the run stored" if tokens.is_dir() else line,
+        )
+
+
+def _is_there(path: str) -> bool:
+    """Whether a path exists; addresses and patterns are left to their readers."""
+    return "://" in path or glob.has_magic(path) or os.path.lexists(path)
 
 
 def _read(path: Path) -> JsonObject:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aprfmt.cli import output
-from aprfmt.cli.output import Console, plain, printable, progress_bar, shorten, table
+from aprfmt.cli.output import Console, out, plain, printable, progress_bar, shorten, table
 from aprfmt.errors import CorruptError
 from aprfmt.text import format_figure
 
@@ -218,3 +218,31 @@ def test_a_repository_without_an_owner_is_told_its_form(apr: Any, tmp_path: Path
     done = apr("push", str(tmp_path / "m.gguf"), "foo", "--plan")
     assert done.code == 2
     assert "hint: write the repository as org/name: OWNER/foo" in done.stderr
+
+
+def test_work_in_progress_is_named_until_something_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    out.configure(["qa", "m"])
+    out.wait_line("checking", 0.5)
+    out.wait_line("checking", 3.4)
+    out.line("pass")
+    out.line("pass")
+    done = capsys.readouterr()
+    assert done.out == "pass\npass\n"
+    assert done.err == "checking …\rchecking … 3 s\x1b[K\r\x1b[2K"
+
+
+def test_prose_is_wrapped_on_a_terminal_and_commands_are_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out.configure(["convert"])
+    command = "apr convert a-model-with-a-long-name -o the-output-of-it --dtype q4_k_m"
+    out.hint(f"{command}\nwith words that are too many for one line of this terminal")
+    assert capsys.readouterr().err.count("\n") == 2, "a pipe gets lines as they are"
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    out.hint(f"{command}\nwith words that are too many for one line of this terminal")
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first == f"hint: {command}"
+    assert len(rest) == 2
+    assert all(len(line) <= 40 and line.startswith("      ") for line in rest)

@@ -19,8 +19,10 @@ from train_corpora import functions
 import aprfmt
 from aprfmt.cli import foreign_options, habits, other_tools
 from aprfmt.cli.commands import COMMANDS
+from aprfmt.cli.failures import meant
 from aprfmt.cli.group import build as build_group
 from aprfmt.cli.output import out
+from aprfmt.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("two_processors")
 
@@ -71,6 +73,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build(root / "m.gguf")
     shutil.copy(root / "m.gguf", root / "m2.gguf")
     aprfmt.import_model(root / "m.gguf", root / "m.apr")
+    aprfmt.quantize_model(root / "m.gguf", root / "q.gguf", "q8_0")
     (root / "shards").mkdir()
     (root / "parts").mkdir()
     aprfmt.convert_model(root / "m.gguf", root / "shards" / "m.gguf", shard_size="100KB")
@@ -166,20 +169,16 @@ def test_a_line_that_means_the_same_is_run_with_a_note(apr: Any, world: Path, tm
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("hf upload org/repo model", "apr push model org/repo"),
+        ("hf upload org/repo absent", "apr push absent org/repo"),
+        ("ollama push org/repo", "apr push SRC org/repo"),
         ("convert m.gguf --out x.gguf --yes", "apr convert m.gguf --output x.gguf --force"),
-        (
-            "trl gkd --model a --teacher b --dataset c --max_steps 9",
-            "apr distill b --student a --data c -o run --steps 9",
-        ),
+        ("trl gkd --model a --teacher b --dataset c", "apr distill b --student a --data c -o run --epochs 3"),
         ("llama-cli -m m.gguf -p hi --mirostat 2", "apr run m.gguf hi\n      without --mirostat\n"),
         ("llama-server -m m.gguf --port 80", "llama-server -m m.gguf --port 80\n"),
         ("serve model -c 9", "apr convert model -o model.gguf && llama-server -m model.gguf -c 9\n"),
         ("embed m.gguf 'a b' -o 'e f'", "apr run m.gguf --embed 'a b' --json > 'e f'\n"),
         ("ollama pull llama3", "apr convert hf://org/repo -o model.gguf\n      every command also reads hf://org/repo"),
         ("pull llama3.2:1b", "apr convert hf://org/repo -o model.gguf\n"),
-        ("pull org/repo", "apr convert hf://org/repo -o repo --format hf\n"),
-        ("pull hf.co/org/repo:Q4_K_M", "apr convert hf://org/repo:Q4_K_M -o repo-Q4_K_M.gguf\n"),
         ("pull localhost:5000/model:1", "apr pull oci://localhost:5000/model:1\n"),
         ("huggingface-cli login", "hf auth login"),
     ],
@@ -197,6 +196,14 @@ def test_models_and_adapters_are_told_apart_by_merge(apr: Any, world: Path, tmp_
     line = done.stderr.partition("hint: apr ")[2]
     assert line == f"merge-adapter {base} {lora} -o {made}\n"
     assert apr(*shlex.split(line)).code == 0
+
+
+def test_an_adapter_before_its_base_is_merged_into_it(apr: Any, world: Path, tmp_path: Path) -> None:
+    base, lora, made = world / "model", world / "adapter", tmp_path / "out"
+    done = apr("merge-adapter", lora, base, "-o", made)
+    assert done.code == 0
+    assert done.stderr.startswith(f"note: apr merge-adapter {base} {lora} -o {made}\n")
+    assert aprfmt.diff(made, world / "tuned", values=True).identical
 
 
 def test_shards_are_joined_by_the_line_that_shard_names(apr: Any, world: Path, tmp_path: Path) -> None:
@@ -218,9 +225,12 @@ def test_q_with_the_format_mlx_is_not_taken_for_quiet(apr: Any, world: Path, tmp
 def test_text_behind_a_model_is_the_data_of_imatrix(apr: Any, world: Path, tmp_path: Path) -> None:
     made = tmp_path / "i.gguf"
     model, text = world / "m.gguf", world / "text.txt"
-    done = apr("imatrix", model, "-f", text, "-o", made)
-    assert done.code == 2
-    assert f"hint: apr imatrix {model} --data {text} -o {made}\n" in done.stderr
+    done = apr("imatrix", model, "-f", text, "-o", made, "--plan")
+    assert done.code == 0
+    assert done.stderr.startswith(f"note: apr imatrix {model} --data {text} -o {made}\n")
+    made.write_text("kept")
+    assert apr("imatrix", model, "-f", text, "-o", made).code == 5, "-f is not --force then"
+    assert made.read_text() == "kept"
     assert apr("imatrix", model, text, "-o", made, "--plan").code == 0
     assert "--merge" in apr("imatrix", model, model, "-o", made).stderr
 
@@ -262,10 +272,28 @@ def test_a_list_names_the_models_of_a_folder(world: Path, monkeypatch: pytest.Mo
 
 def test_an_output_that_is_missing_gets_a_name(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
     monkeypatch.chdir(world)
-    assert "hint: apr convert model --format mlx -o model-mlx\n" in apr("convert", "model", "--format", "mlx").stderr
-    assert "hint: apr merge-adapter model adapter -o merged\n" in apr("merge", "model", "adapter").stderr
-    assert "-o PATH\n" in apr("import", "m.gguf").stderr, "m.apr exists"
+    for line, ours in (
+        (("convert", "model", "--format", "mlx"), "apr convert model --format mlx -o model-mlx"),
+        (("merge", "model", "adapter"), "apr merge-adapter model adapter -o merged"),
+        (("import", "m.gguf"), "apr import m.gguf -o m-2.apr"),  # m.apr exists
+    ):
+        assert apr(*line, "--plan").stderr.startswith(f"note: {ours[:18]}"), ours
+        found = other_tools.suggest(line, other_tools.parse(line) or Exception())
+        assert found is not None
+        assert found.line() == ours
+    assert "hint: apr convert model -o model.gguf\n" in apr("convert", "model").stderr, "the format is unclear"
     assert "hint: apr merge model tuned -o x --method linear\n" in apr("merge", "model", "tuned", "-o", "x").stderr
+
+
+def test_weights_without_a_method_are_those_of_a_mean(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
+    monkeypatch.chdir(world)
+    words = ("merge", "model", "tuned", "--weight", "0.25", "--weight", "0.75", "-o", "mean", "--plan")
+    done = apr(*words)
+    assert done.code == 0
+    assert done.stderr.startswith(f"note: apr {' '.join(words)} --method linear\n")
+    refused = apr(*words, "--base", "model")
+    assert refused.code == 2
+    assert f"hint: apr {' '.join(words)} --base model --method linear\n" in refused.stderr
 
 
 def test_a_recipe_or_a_page_as_the_only_other_word(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
@@ -273,6 +301,9 @@ def test_a_recipe_or_a_page_as_the_only_other_word(world: Path, monkeypatch: pyt
     assert apr("merge", "recipe.yaml", "-o", "never", "--plan").code == 0
     assert apr("report", "run", "never.html", "--json").json["schema"] == "apr.report/1"
     (world / "never.html").unlink()
+    assert apr("report", "m2.gguf").stderr == "note: apr report m2.gguf -o m2.html\n"
+    assert "hint: apr report m2.gguf -o m2.html --force\n" in apr("report", "m2.gguf").stderr
+    (world / "m2.html").unlink()
 
 
 def test_a_line_for_several_models_is_run_for_each(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
@@ -302,15 +333,23 @@ def test_a_training_runs_under_other_names_of_its_options(world: Path, monkeypat
         "-o",
         "out",
     ]
-    assert suggested(shlex.join(typed))[1]
     for line in (
-        ["train", *typed[1:]],  # another command
-        typed[:-2],  # the folder is ours
-        [word for word in typed if word not in ("--max-steps", "2")],  # and so is the length
-        ["distill", "tuned", "model", *typed[5:]],  # an order that we guess
+        typed,
+        ["train", *typed[1:]],
+        [word for word in typed if word not in ("-o", "out")],
+        ["distill", "tuned", "model", *typed[5:]],
+        ["sft", "model", *typed[5:]],
     ):
-        if line[0] not in COMMANDS or other_tools.parse(line) is not None:
-            assert not suggested(shlex.join(line))[1], line
+        assert suggested(shlex.join(line))[1], line
+    without_length = [word for word in typed if word not in ("--max-steps", "2")]
+    for line in (
+        ["train", *without_length[1:]],
+        ["sft", "model", *without_length[5:]],
+        ["distill", "tuned", "model", *without_length[5:]],
+        ["mlx_lm.lora", "--model", "model", "--train", "--data", "c.jsonl"],
+        ["dpo", "model", *typed[5:]],  # another training
+    ):
+        assert not suggested(shlex.join(line))[1], line
 
 
 def test_templates_are_set_by_other_names_and_tried_by_the_hint(world: Path, tmp_path: Path, apr: Any) -> None:
@@ -327,6 +366,77 @@ def test_templates_are_set_by_other_names_and_tried_by_the_hint(world: Path, tmp
     assert refused.code == 5
     line = refused.stderr.partition("hint: ")[2]
     assert apr(*shlex.split(line)[1:]).stdout.strip() == "nothing"
+
+
+def test_metadata_in_any_order_and_by_short_keys(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
+    monkeypatch.chdir(world)
+    for words in (
+        ("set", "m2.gguf", "name", "one"),
+        ("m2.gguf", "general.name=two"),
+        ("set", "general.name", "three", "m2.gguf"),
+        ("m2.gguf", "--name", "four"),
+    ):
+        assert apr("meta", *words).code == 0, words
+        assert apr("meta", "get", "m2.gguf", "general.name").stdout.strip() in words[-1] + words[-2], words
+    assert apr("meta", "set", "m2.gguf", "tokenizer.chat_template", "chat.jinja").code == 0
+    assert apr("meta", "template", "m2.gguf").stdout == (world / "chat.jinja").read_text()
+
+
+def test_a_folder_of_one_model_is_that_model(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
+    monkeypatch.chdir(world)
+    first = "shards/m-00001-of-00002.gguf"
+    done = apr("convert", "shards/", "-o", "whole.gguf", "--plan")
+    assert done.code == 0
+    assert done.stderr.startswith(f"note: apr convert {first} -o whole.gguf --plan\n")
+    assert apr("convert", "shards", "whole.gguf", "--plan").code == 0
+    for words in (("shards",), (first, first.replace("00001-", "00002-"))):
+        done = apr("merge", *words, "-o", "whole.gguf")
+        assert done.code == 0
+        assert done.stderr.startswith(f"note: apr convert {first} -o whole.gguf\n")
+        assert aprfmt.diff("whole.gguf", first, values=True).identical
+        (world / "whole.gguf").unlink()
+
+
+@pytest.mark.parametrize(
+    ("line", "ours"),
+    [
+        ("pull org/repo", "convert hf://org/repo -o repo --format hf"),
+        ("pull hf.co/org/repo:Q4_K_M", "convert hf://org/repo:Q4_K_M -o repo-Q4_K_M.gguf"),
+        ("pull llama3.2:1b", None),
+        ("pull org/repo -o out", None),
+        ("validate SUMS", "validate m.gguf --sha256 SUMS"),
+        ("validate tuned", None),
+        ("export m.gguf -o p.html", "report m.gguf -o p.html"),
+        ("export m.gguf -o p.x", None),
+        ("validate two", "validate two/a.gguf; apr validate two/b.gguf"),
+    ],
+)
+def test_our_own_lines_that_are_refused_are_taken_as_meant(
+    line: str, ours: str | None, world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(world)
+    (world / "two").mkdir(exist_ok=True)
+    for name in ("a", "b"):
+        (world / "two" / f"{name}.gguf").touch()
+    found = meant(UsageError("refused"), line.split())
+    assert (found and found.line()) == (f"apr {ours}" if ours else None)
+
+
+def test_a_word_that_is_no_file_is_looked_up_too(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
+    """typer takes these lines, so they are answered once the model is not found."""
+    monkeypatch.chdir(world)
+    done = apr("vocab", "a b", "m.gguf")
+    assert done.code == 0
+    assert done.stderr == "note: apr vocab m.gguf 'a b'\n"
+    assert apr("vocab", "encode", "m.gguf", "hey").stderr == "note: apr vocab m.gguf hey\n"
+    assert apr("vocab", "absent.gguf", "hey").stderr.startswith("error: absent.gguf: no such file")
+
+
+def test_a_damaged_signature_is_not_answered_by_a_checksum(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`verify` asks for a signature: what is weaker is suggested, never run."""
+    monkeypatch.chdir(world)
+    for line in ("verify m.gguf", "verify m.gguf m2.gguf"):
+        assert not suggested(line)[1]
 
 
 @pytest.mark.llama

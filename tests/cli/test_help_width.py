@@ -45,7 +45,7 @@ def test_work_without_a_bar_is_named_within_a_second(monkeypatch: pytest.MonkeyP
         assert screen.getvalue() == "evaluating …"
         out.progress_line("loading")
         assert screen.getvalue() == "evaluating …\r\x1b[2Kloading\n"
-    assert screen.getvalue().endswith("\r\x1b[2K")
+    assert screen.getvalue() == "evaluating …\r\x1b[2Kloading\n", "nothing is left to remove"
     before = screen.getvalue()
     monkeypatch.setattr(output, "_FIRST_S", 60.0)
     with progress_bar("quick"):

@@ -117,14 +117,19 @@ def test_drawn_bins_keep_the_counts_and_their_place() -> None:
     assert Histogram().bulk() == 0
 
 
-def test_the_command(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     target = tmp_path / "page.html"
     assert apr(["report", str(tiny), "-o", str(target)]) == 0
     assert capsys.readouterr().out == f"wrote {target}\n  GGUF v3, 20 tensors\n"
     assert "ffn_up.weight" in Page(target.read_text()).titles
     assert apr(["report", str(tiny), "-o", str(target)]) == 5
     assert apr(["report", str(tiny), "-o", str(tmp_path / "page.png")]) == 2
-    assert apr(["report", str(tiny)]) == 2
+    assert apr(["report", str(tiny)]) == 0
+    assert (tmp_path / "tiny.html").is_file()
+    assert apr(["report", str(tiny)]) == 2, "the page is there"
     (tmp_path / "cut.gguf").write_bytes(tiny.read_bytes()[:200])
     assert apr(["report", str(tmp_path / "cut.gguf"), "-o", str(tmp_path / "cut.html")]) == 4
     assert not (tmp_path / "cut.html").exists()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from demo_model import build
 from safetensors.numpy import save_file
 
 import aprfmt
@@ -109,6 +110,16 @@ def test_a_name_of_thousands_of_parts_is_cut_at_the_limit(tmp_path: Path) -> Non
 
     assert depth(found.nodes) <= MAX_TREE_DEPTH
     assert json.loads(json.dumps(found.to_json()))["matched"] == len(names)
+
+
+@pytest.mark.parametrize("glob", ["layers.1.*proj", "model.layers.1.self_attn.q_proj*", "blk.1.attn_q", "layers.1."])
+def test_the_names_of_either_convention_choose_tensors(tmp_path: Path, glob: str) -> None:
+    build(tmp_path / "m.gguf")
+    aprfmt.convert_model(tmp_path / "m.gguf", tmp_path / "hf", format="hf")
+    counts = [aprfmt.tensors(path, filter=glob).matched for path in (tmp_path / "m.gguf", tmp_path / "hf")]
+    assert counts[0] == counts[1] > 0
+    assert aprfmt.tree(tmp_path / "m.gguf", filter=glob).matched == counts[0]
+    assert not aprfmt.tensors(tmp_path / "m.gguf", filter="layers.7.").tensors
 
 
 def test_ranges() -> None:

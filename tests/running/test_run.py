@@ -223,6 +223,12 @@ def test_standard_input_and_pieces_on_standard_output(
     give("/bye\n")  # a chat that ends at once
     assert run(["chat", str(smollm2_gguf)]) == 0
     assert capsys.readouterr().out == ""
+    give(f"{QUESTION}\n  /bye \n")  # a conversation that ends
+    assert run(["chat", str(smollm2_gguf), "-n", "16"]) == 0
+    assert capsys.readouterr().out == "The answer to this classic math problem is 4.\n"
+    give(f"{QUESTION}\n/bye\n")
+    assert run(["run", str(smollm2_gguf), "-n", "16", "--json"]) == 0
+    assert "/bye" not in json.loads(capsys.readouterr().out)["prompt"]
 
 
 def test_the_same_seed_and_another(smollm2_gguf: Path, capsys: Capture) -> None:

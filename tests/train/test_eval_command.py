@@ -28,7 +28,7 @@ from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import NetworkSource, load_decoder, open_network
 
 CPU = ("--device", "cpu", "--seq-len", "32")
-KEYS = {
+KEYS = {"window", "stride", "scored_from"} | {
     *("schema", "ok", "file", "format", "architecture", "parameters", "teacher", "data", "documents"),
     *("data_tokens", "device", "dtype", "seq_len", "windows", "tokens", "ce", "perplexity", "accuracy", "kl"),
     *("agreement", "teacher_ce", "dropped_mass", "seconds", "left_out"),
@@ -69,6 +69,7 @@ def test_scores_are_those_of_the_definition(teacher_file: Path, tmp_path: Path, 
     assert body["perplexity"] == pytest.approx(math.exp(ce), rel=1e-5)
     assert body["accuracy"] == pytest.approx(float((logits.argmax(-1) == ids[1:]).double().mean()))
     assert (body["schema"], body["windows"], body["tokens"]) == ("apr.eval/1", 1, len(ids) - 1)
+    assert (body["window"], body["stride"], body["scored_from"]) == (32, 32, 0)
     assert body["teacher"] is body["kl"] is body["agreement"] is body["teacher_ce"] is None
 
 

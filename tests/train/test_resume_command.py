@@ -69,6 +69,27 @@ def test_a_killed_run_goes_on_from_another_folder(
     assert [row.split()[:3] for row in rows] == [["here/run", "done", "6/6"], ["whole", "done", "6/6"]]
 
 
+def test_what_moved_since_the_run_is_named_with_what_to_type(
+    distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    distil(steps=1)
+    folder = tmp_path / "run"
+    path = folder / METADATA
+    record = json.loads(path.read_text())
+    data = record["resolved"]["data"]
+    record["resolved"]["data"] = [str(tmp_path / "gone.jsonl")]
+    path.write_text(json.dumps(record))
+    assert apr(["resume", str(folder), "--steps", "2"]) == 3
+    line = capsys.readouterr().err.partition("hint: apr ")[2].splitlines()[0]
+    assert line == f"resume {folder} --data {folder / 'tokens'}"
+    record["resolved"] |= {"data": data, "teacher": "gone.gguf"}
+    path.write_text(json.dumps(record))
+    assert apr(["resume", str(folder)]) == 3
+    said = capsys.readouterr().err
+    assert f"gone.gguf: a model of the run is not there (the run was started in {record['cwd']})" in said
+    assert f"apr resume {folder} in the folder that has gone.gguf" in said
+
+
 def test_a_run_grows_and_its_schedule_with_it(distil: Distil, tmp_path: Path) -> None:
     distil(steps=2, total_steps=4)
     command, config, said = recorded_config(tmp_path / "run", 4)

@@ -10,7 +10,7 @@ import typer
 
 import aprfmt
 from aprfmt.cli.options import ForceOption, ModelArgument
-from aprfmt.cli.output import out, pairs, printable, table
+from aprfmt.cli.output import out, pairs, printable, progress_bar, table
 from aprfmt.errors import UsageError
 from aprfmt.text import plural
 
@@ -54,7 +54,8 @@ def canary(
         if exact:
             raise UsageError("--exact belongs to check")
         options = {"prompts": prompt} if prompt else {}
-        made = aprfmt.make_canary(file, canary, in_place=in_place, force=force, log=out.progress_line, **options)
+        with progress_bar("computing"):
+            made = aprfmt.make_canary(file, canary, in_place=in_place, force=force, log=out.progress_line, **options)
         place = file if in_place else str(canary) if canary is not None else f"{file.rstrip('/')}.canary.json"
         body = {"file": file, "output": place, "engine": made.engine, "prompt_count": len(made.prompts)}
         rows = [("prompts", str(len(made.prompts))), ("engine", made.engine)]
@@ -62,7 +63,8 @@ def canary(
         return 0
     if prompt or in_place:
         raise UsageError("--prompt and --in-place belong to make: check uses what make saved")
-    found = aprfmt.check_canary(file, canary, exact=exact, log=out.progress_line)
+    with progress_bar("checking"):
+        found = aprfmt.check_canary(file, canary, exact=exact, log=out.progress_line)
     out.result(found.to_json(), _lines(found))
     return 0 if found.passed else 1
 
@@ -78,7 +80,8 @@ def parity(
     \b
     apr parity model.gguf model-q8_0.gguf
     """
-    found = aprfmt.parity(a, b, exact=exact, log=out.progress_line)
+    with progress_bar("comparing"):
+        found = aprfmt.parity(a, b, exact=exact, log=out.progress_line)
     out.result(found.to_json(), _lines(found))
     return 0 if found.passed else 1
 

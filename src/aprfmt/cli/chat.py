@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -50,8 +51,8 @@ def chat(
         runner.chat_text([{"role": "user", "content": "Hello"}])  # fail early without a chat template
         out.progress_line("/help lists commands, Ctrl-D exits")
         while (line := _read()) is not None:
-            if line.startswith("/"):
-                if not _command(line, talk):
+            if line.lstrip().startswith("/"):
+                if not _command(line.strip(), talk):
                     return
             elif line.strip():
                 media = _answer(talk, line, media)
@@ -92,9 +93,10 @@ def _ending_answers(talk: Conversation) -> Iterator[None]:
 def _read() -> str | None:
     """The next message; None at the end of input."""
     lines: list[str] = []
+    prompt = _PROMPT if sys.stdin.isatty() else ""
     while True:
         try:
-            line = input(_PROMPT if not lines else "... ")
+            line = input(prompt if not lines else prompt and "... ")
         except KeyboardInterrupt:
             out.stream("\n")
             lines.clear()

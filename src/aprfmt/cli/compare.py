@@ -81,7 +81,10 @@ def _comparison(found: Comparison, top: int, output: Path | None) -> Iterator[st
     groups = _grouped(rows)
     for row, names in groups[:_MAX_DIFFERENCES]:
         more = f" and {plural(len(names), f'more {row.kind}')}" if names else ""
-        yield f"{out.style(row.kind, 'cyan')} {out.style(printable(row.name), 'bold')}{more}{_difference_detail(row)}"
+        detail, short = _difference_detail(row), f"{row.kind} {printable(row.name)}{more}"
+        fits = not out.data_stream.isatty() or len(short) + len(detail) <= width()
+        yield f"{out.style(row.kind, 'cyan')} {out.style(printable(row.name), 'bold')}{more}{detail if fits else ''}"
+        yield from () if fits else wrapped(detail.removeprefix(": "), indent=2)
         yield from wrapped(printable(first_few(names)), indent=2) if names else ()
         for mark, style, value in (("-", "red", row.a), ("+", "green", row.b)):
             yield f"  {out.style(mark, style)} {'(absent)' if value is None else printable(as_text(value))}"

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import aprfmt
-from aprfmt.cli.output import out, pairs, printable
+from aprfmt.cli.output import out, pairs, printable, progress_bar
+from aprfmt.cli.output import width as columns
 
 if TYPE_CHECKING:
     from aprfmt.running.doctor import Diagnosis
@@ -23,7 +24,8 @@ def doctor() -> int:
     apr doctor
     apr doctor --json
     """
-    found = aprfmt.doctor()
+    with progress_bar("checking"):
+        found = aprfmt.doctor()
     out.result(found.to_json(), _text(found))
     return 0 if found.passed else 1
 
@@ -36,4 +38,5 @@ def _text(found: Diagnosis) -> Iterator[str]:
         yield f"  {out.style(finding.status.ljust(6), _STYLES[finding.status])}  {first[10:]}"
         yield from rest
         if finding.hint:
-            yield " " * (width + 12) + out.style(printable(finding.hint), "cyan")
+            indent = width + 12 if width + 12 + len(finding.hint) <= columns() else 10
+            yield " " * indent + out.style(printable(finding.hint), "cyan")

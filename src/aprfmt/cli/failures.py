@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli.output import out
 from aprfmt.errors import (
+    ONE_FILE,
     AprError,
     CorruptError,
     NotFoundError,
     OutOfMemoryError,
     Terminated,
+    UnknownFormatError,
     UsageError,
     out_of_memory,
     storage_error,
@@ -87,6 +89,21 @@ def report(error: BaseException) -> int:
 
 def meant(error: BaseException, arguments: Sequence[str]) -> Suggestion | None:
     """Our command line for one that typer refused with `error`, if it means the same; else None."""
+    if isinstance(error, UnknownFormatError) and (error.hint or "").startswith(ONE_FILE):
+        from aprfmt.cli.other_tools import of_folder
+
+        return of_folder(arguments, str(error.path), str(error.hint).removeprefix(ONE_FILE))
+    is_page = isinstance(error, UsageError) and arguments[:1] in (["convert"], ["export"])
+    if is_page or (isinstance(error, AprError) and arguments[:1] in (["pull"], ["validate"])):
+        from aprfmt.cli.other_tools import of_refused
+
+        found = of_refused(arguments)
+        return found if found is not None and found.runs(arguments) else None
+    if isinstance(error, NotFoundError) and error.path:
+        from aprfmt.cli.other_tools import of_missing
+
+        found = of_missing(arguments, error.path)
+        return found if found is not None and found.runs(arguments) else None
     if not isinstance(error, Exception) or isinstance(error, AprError | OSError | MemoryError):
         return None
     import typer

@@ -14,11 +14,8 @@ from aprfmt.cli.foreign_options import OPTIONS, OPTIONS_OF, Meaning
 from aprfmt.cli.habits import HABITS, Habit
 
 _NAME = re.compile(r"\b[A-Z]+\b")
-_NOT_RUN = ("push", "distill", "pretrain", "teacher")
-"""Commands that publish or take hours: they are suggested, never run on a guess."""
-
-_TAKES_HOURS = ("distill", "pretrain", "teacher")
-"""Of these, the ones that run if the user typed them and only options have other names."""
+_UPLOADS = ("push", "upload", "push-to-hub", "publish")
+"""Words that ask for an upload. Nothing else publishes; `hf upload` and `mlx_lm.upload` have two words."""
 
 
 @dataclass(slots=True)
@@ -55,12 +52,12 @@ class Suggestion:
         """Whether it means the same as what was `typed`, and may run: it overwrites and publishes nothing unasked."""
         same = self.complete and not self.dropped and not self.then and not self.shell
         asked = "--force" not in self.words or bool({"--force", "-f"} & {*typed})
-        return bool(self.words) and same and asked and (self.words[0] not in _NOT_RUN or self._renames(typed))
+        return bool(self.words) and same and asked and (self.words[0] != "push" or self._is_upload(typed))
 
-    def _renames(self, typed: Sequence[str]) -> bool:
-        """Whether the user typed this command of hours, and only options have other names."""
-        is_own = self.words[0] in _TAKES_HOURS and typed[0] == self.words[0]
-        return is_own and len(self.words) <= len(typed)
+    def _is_upload(self, typed: Sequence[str]) -> bool:
+        """Whether the user asked for an upload, and of something that is there."""
+        words = " ".join(typed[:2]).replace("_", "-").replace("mlx-lm.", "").split()
+        return bool({*_UPLOADS} & {*words}) and os.path.exists(self.words[1])
 
 
 @cache
@@ -131,6 +128,8 @@ class OtherLine:
         if isinstance(meaning, str) and meaning.startswith("-") and self._is_switch(meaning):
             self._options.append(meaning)
             return
+        if callable(meaning) and not equals and re.match(r"-[-a-zA-Z]", self._after(word, arguments)):
+            value, equals = "", "="  # a switch
         value = value if equals else next(left, "")
         if callable(meaning):
             words = meaning(value)

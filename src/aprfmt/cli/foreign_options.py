@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -22,6 +23,20 @@ def _fixed(**words: str) -> Callable[[str], list[str]]:
     return lambda value: words.get(value.lower(), "").split()
 
 
+def _either(test: Callable[[str], bool], yes: str, no: str) -> Callable[[str], list[str]]:
+    """One option for values that pass `test`, another for the rest; an empty name drops the value."""
+    return lambda value: [name, value] if (name := yes if test(value) else no) else []
+
+
+def _is_temperature(value: str) -> bool:
+    """Whether `-t` is a temperature, as some programs have it, and not a number of threads."""
+    return value == "0" or "." in value
+
+
+def _names_model(value: str) -> bool:
+    return value.endswith((".gguf", ".apr", ".safetensors")) or os.path.isdir(value)
+
+
 def set_key(key: str) -> Callable[[str], list[str]]:
     """Sets a metadata key to the value."""
     return lambda value: ["--set", f"{key}={value}"]
@@ -34,6 +49,19 @@ def _many(option: str) -> Callable[[str], list[str]]:
 
 def _outtype(value: str) -> list[str]:
     return [] if value == "auto" else ["--dtype", value]
+
+
+def _type_or_format(value: str) -> list[str]:
+    """`--to` of `quantize`: a type, or the format of the output."""
+    from aprfmt.convert.presets import find_preset
+
+    return [value] if find_preset(value) else ["--format", value]
+
+
+def _prompt_and_tokens(value: str) -> list[str]:
+    """llama-bench's `-pg 512,128`."""
+    prompt, _, tokens = value.partition(",")
+    return ["--prompt-tokens", prompt, "--tokens", tokens]
 
 
 def _type_or_threads(value: str) -> list[str]:
@@ -53,6 +81,11 @@ def model_of_modelfile(path: str) -> dict[str, str]:
 
 
 _MAX_MODELFILE_BYTES = 1 << 16
+
+
+def named_model(value: str) -> list[str]:
+    """`--model`, where some programs have the kind of a model instead: `hf`."""
+    return [value] if _names_model(value) else []
 
 
 def pretrained_model(value: str) -> list[str]:
@@ -103,9 +136,13 @@ OPTIONS: dict[str, Meaning] = {
 
 RUN_OPTIONS: dict[str, Meaning] = {
     "-p": "PROMPT",
-    "-t": "--threads",
+    "-t": _either(_is_temperature, "--temperature", "--threads"),
+    "-T": "--temperature",
     "-c": "--ctx",
-    "-s": "--seed",
+    **dict.fromkeys(("--context-size", "--context-window", "--max-context"), "--ctx"),
+    "-s": _either(str.isdecimal, "--seed", "--system"),
+    "--sys": "--system",
+    "--do-sample": lambda value: ["--temperature", "0"] if value.lower() in ("false", "0") else [],
     "-n": "--max-tokens",
     "-r": "--stop",
     "--reverse-prompt": "--stop",
@@ -120,11 +157,17 @@ EVAL_OPTIONS: dict[str, Meaning] = {
     **dict.fromkeys(("-c", "--ctx-size", "--max-length", "--sequence-length"), "--seq-len"),
     "--kl-divergence": "",
     **dict.fromkeys(("--kl-divergence-base", "--reference", "--base", "--original", "--teacher"), "--against"),
-    "--metric": "=",
+    **dict.fromkeys(("--metric", "--metrics", "--task", "--tasks"), "="),
+    **dict.fromkeys(("--ref", "--baseline", "--reference-model", "--base-model"), "--against"),
+    **dict.fromkeys(("--perplexity", "--ppl"), ""),
+    **dict.fromkeys(("--kl", "--kld"), _either(_names_model, "--against", "--data")),
 }
 BENCH_OPTIONS: dict[str, Meaning] = {
     "-p": "--prompt-tokens",
-    **dict.fromkeys(("--n-prompt", "-pp", "--pp"), "--prompt-tokens"),
+    **dict.fromkeys(("--n-prompt", "-pp", "--pp", "--prompt-length", "--prompt-len"), "--prompt-tokens"),
+    **dict.fromkeys(("--input-len", "--input-tokens", "--prompt-size"), "--prompt-tokens"),
+    **dict.fromkeys(("--generate", "--gen", "--output-len", "--output-tokens", "--max-new-tokens"), "--tokens"),
+    "-pg": _prompt_and_tokens,
     **dict.fromkeys(("-n", "--n-gen", "--max-tokens", "-g", "--generation-tokens"), "--tokens"),
     **dict.fromkeys(("--gen-tokens", "-tg", "--tg"), "--tokens"),
     **dict.fromkeys(("-r", "--repetitions", "--iterations", "--num-trials"), "--runs"),
@@ -134,10 +177,11 @@ BENCH_OPTIONS: dict[str, Meaning] = {
     "-o": _fixed(json="--json", jsonl="--json"),
 }
 _BENCH_OF_APR: dict[str, Meaning] = {name: meaning for name, meaning in BENCH_OPTIONS.items() if name != "-o"} | {
-    "--prompt": "="
+    "--prompt": _either(str.isdecimal, "--prompt-tokens", "")
 }
 IMATRIX_OPTIONS: dict[str, Meaning] = {
-    **dict.fromkeys(("-f", "--file"), "--data"),
+    **dict.fromkeys(("-f", "--file", "--text", "--dataset", "--corpus", "--train-data"), "--data"),
+    **dict.fromkeys(("--calibration", "--calibration-data", "--calib", "--calibration-file"), "--data"),
     "-t": "--threads",
     "-c": "--chunk-size",
     "--ctx-size": "--chunk-size",
@@ -148,24 +192,32 @@ IMATRIX_OPTIONS: dict[str, Meaning] = {
 }
 _QUANTIZE: dict[str, Meaning] = {
     **dict.fromkeys(("--type", "--dtype", "--quantize", "--scheme", "-s"), "TYPE"),
-    **dict.fromkeys(("--qtype", "--quant", "--quantization", "--preset"), "TYPE"),
+    **dict.fromkeys(("--qtype", "--quant", "--quantization", "--preset", "--quant-type", "--method"), "TYPE"),
+    **dict.fromkeys(("--target", "--target-type", "--quantization-type"), "TYPE"),
+    **dict.fromkeys(("--to", "--format"), _type_or_format),
+    "--input": "MODEL",
+    "--importance-matrix": "--imatrix",
     "-t": _type_or_threads,
     "--keep-split": "",
 }
+_AVERAGES = dict.fromkeys(("average", "mean", "avg", "soup", "uniform"), "linear")
 MERGE_OPTIONS: dict[str, Meaning] = {
-    **dict.fromkeys(
-        ("--merge-method", "--strategy"), lambda value: ["--method", {"average": "linear"}.get(value, value)]
-    ),
+    **dict.fromkeys(("--merge-method", "--strategy"), lambda value: ["--method", _AVERAGES.get(value, value)]),
+    "--method": lambda value: ["--method", _AVERAGES.get(value, value)],
     "--weights": _many("--weight"),
+    **{f"--{name}": f"--method={name}" for name in ("linear", "slerp", "ties", "dare")},
+    **dict.fromkeys(("--average", "--mean"), "--method=linear"),
+    **dict.fromkeys(("-c", "--yaml"), "--config"),
     "--base-model": "--base",
     "-t": "--t",
     **dict.fromkeys(("--cuda", "--lazy-unpickle", "--copy-tokenizer", "--low-cpu-memory", "--multi-gpu"), ""),
     "--random-seed": "--seed",
 }
 _TRAIN: dict[str, Meaning] = {
-    "--model-name-or-path": "MODEL",
+    **dict.fromkeys(("--model-name-or-path", "--base"), "MODEL"),
     **dict.fromkeys(("--teacher-model-name-or-path", "--teacher-model"), "TEACHER"),
     **dict.fromkeys(("--dataset-name", "--dataset", "--train-data", "--dataset-path"), "DATA"),
+    **dict.fromkeys(("--train-file", "--train-files", "--data-path", "--data-files", "--dataset-file"), "DATA"),
     **dict.fromkeys(("--output-dir", "--run-dir", "--adapter-path"), "OUT"),
     **dict.fromkeys(("--max-steps", "--num-steps", "--iters"), "STEPS"),
     "--num-train-epochs": "--epochs",
@@ -184,12 +236,13 @@ _TRAIN: dict[str, Meaning] = {
     "--resume-from-checkpoint": "--resume",
     **dict.fromkeys(("--packing", "--bf16", "--train", "--do-train"), ""),
     "--backend": _fixed(cuda="--device cuda", cpu="--device cpu"),
-    **dict.fromkeys(("--use-cpu", "--no-cuda"), "--device=cpu"),
+    **dict.fromkeys(("--use-cpu", "--no-cuda", "--cpu"), "--device=cpu"),
     "--mode": _fixed(),
     **dict.fromkeys(("--tokenizer", "--steps-per-epoch", "--strategy", "--fine-tune-type"), "="),
 }
 _OF_PEFT: dict[str, Meaning] = {
-    **dict.fromkeys(("--lora", "--use-peft"), "--lora=r=16"),
+    "--use-peft": "--lora=r=16",
+    "--lora": lambda value: ["--lora", value],
     **dict.fromkeys(("--lora-r", "--lora-rank", "--rank"), lambda value: ["--lora", f"r={value}"]),
 }
 FOREIGN_TRAIN = _TRAIN | _OF_PEFT | {"--data": "DATA", "--steps": "STEPS", "--student": "MODEL", "--init": "MODEL"}
@@ -204,33 +257,62 @@ NEW_METADATA: dict[str, Meaning] = {
     "--remove-metadata": "--unset",
     "--force": "",
 }
+TEMPLATE: dict[str, Meaning] = dict.fromkeys(
+    ("--template", "--chat-template", "--chat-template-file"),
+    lambda value: ["--set", f"tokenizer.chat_template=@{value}"],
+)
 DOWNLOAD: dict[str, Meaning] = {
     "--local-dir": "OUT",
+    **dict.fromkeys(("--repo", "--repo-id"), "REPO"),
     "--repo-type": "=",
     **dict.fromkeys(("--local-dir-use-symlinks", "--cache-dir", "--max-workers"), "="),
 }
+CHECKSUMS = ("--checksum", "--checksums", "--sums", "--hash", "--sha256sums", "--sha256sum", "--check")
+RANK: dict[str, Meaning] = dict.fromkeys(("-r", "--lora-rank", "--lora-r", "--max-rank"), "--rank")
 _QA_SKIPS = ("golden", "throughput", "ollama", "gpu-speedup", "contract", "format-parity", "ptx-parity", "gpu-state")
 
 _DTYPE: dict[str, Meaning] = {
-    **dict.fromkeys(("--type", "-t", "--quant", "--qtype", "--quantization"), "--dtype"),
+    **dict.fromkeys(("--type", "-t", "--quant", "--qtype", "--quantization", "--precision"), "--dtype"),
+    **{f"--{dtype}": f"--dtype={dtype}" for dtype in ("f16", "bf16", "f32", "fp16", "q8_0")},
+    **{f"--{name}": f"--format={name}" for name in ("mlx", "gguf", "hf", "safetensors")},
+    "--from": "=",
     **dict.fromkeys(("--base-model", "--base-model-id"), "--base"),
 }
-MESSAGES: dict[str, Meaning] = dict.fromkeys(("--messages", "--render", "--chat", "--conversation"), "CHAT")
+MESSAGES: dict[str, Meaning] = dict.fromkeys(
+    ("--messages", "--render", "--chat", "--conversation", "--input", "--apply"), "CHAT"
+)
 AGAINST: dict[str, Meaning] = (
     EVAL_OPTIONS
     | {name: "BASE" for name, meaning in EVAL_OPTIONS.items() if meaning == "--against"}
     | dict.fromkeys(("--data", "-d", "-f"), "DATA")
+    | dict.fromkeys(("--kl", "--kld"), "")
 )
 
 OPTIONS_OF: dict[str, dict[str, Meaning]] = {
-    "inspect": {"--filters": ""},
-    "tensors": {"--grep": "--filter", "-n": "--limit"},
+    "inspect": {"--filters": "", "--all": "--metadata", "--tensors": "--weights"},
+    "tensors": {
+        "-n": "--limit",
+        **dict.fromkeys(("--grep", "--match", "--name", "--pattern", "--include", "--tensor"), "--filter"),
+        **dict.fromkeys(("--layer", "--layers"), lambda value: ["--filter", f"*.{value}.*"]),
+    },
+    "validate": dict.fromkeys(CHECKSUMS, "--sha256"),
+    "report": {"--html": lambda value: ["-o", value] if value else [], "--run": "MODEL"},
+    "resume": {"--max-steps": "--steps", "--num-steps": "--steps", "--run": "RUN", "-r": "RUN"},
+    "vocab": dict.fromkeys(("--text", "--tokenize", "--encode", "-p", "--prompt"), "TEXT"),
+    "merge-adapter": {
+        "--base": "MODEL",
+        "--base-model": "MODEL",
+        **dict.fromkeys(("--adapter", "--lora", "--adapter-path", "--peft-model"), "ADAPTER"),
+        "--extract": "--unmerge",
+        **RANK,
+    },
     "tree": {"--grep": "--filter", "-L": "--depth"},
     "hex": {"--slice": "=", **dict.fromkeys(("--header", "--blocks", "--list", "--contract"), "")},
     "diff": {
         "--limit": "--top",
         "--threshold": "--tolerance",
         "--weights": "--values",
+        "--stats": "--values",
         "--transpose-aware": "",
         "--tensors": "",
     },
@@ -249,8 +331,15 @@ OPTIONS_OF: dict[str, dict[str, Meaning]] = {
         **dict.fromkeys((f"--skip-{name}" for name in (*_QA_SKIPS, "metadata", "capability")), ""),
         **dict.fromkeys(("--iterations", "--warmup", "--max-tokens", "--min-executed"), "="),
     },
-    "push": {"--commit-message": "--message", "--repo-type": "=", "--repo-id": "REPO", "--local-dir": "SRC"},
-    "distill": _TRAIN,
-    "pretrain": _TRAIN,
+    "push": {
+        "--commit-message": "--message",
+        "--repo-type": "=",
+        "--repo-id": "REPO",
+        "--local-dir": "SRC",
+        "--repo": "REPO",
+        "--to": "REPO",
+    },
+    "distill": _TRAIN | {"--from": "TEACHER", "--to": "MODEL"},
+    "pretrain": _TRAIN | _OF_PEFT,
 }
 """Of one command of ours: what its namesake in other programs takes."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from aprfmt.cli.foreign_options import (
     AGAINST,
     BENCH_OPTIONS,
+    CHECKSUMS,
     DOWNLOAD,
     EVAL_OPTIONS,
     FOREIGN_TRAIN,
@@ -16,9 +17,12 @@ from aprfmt.cli.foreign_options import (
     MESSAGES,
     NEW_METADATA,
     OPTIONS_OF,
+    RANK,
     RUN_OPTIONS,
+    TEMPLATE,
     Meaning,
     model_of_modelfile,
+    named_model,
     pretrained_model,
     set_key,
 )
@@ -53,7 +57,7 @@ _EXTRACT: dict[str, Meaning] = {
     **dict.fromkeys(("--model", "-m", "--finetuned", "--tuned"), "TUNED"),
     **dict.fromkeys(("--base-model", "--base", "-b"), "BASE"),
     "--out-path": "OUT",
-    "--max-rank": "--rank",
+    **RANK,
     "--cuda": "",
 }
 _EXTRACT_IN_EITHER_ORDER = Habit(
@@ -64,8 +68,11 @@ _EXTRACT_IN_EITHER_ORDER = Habit(
 )
 """Some programs name the fine-tuned model first, and the adapter of the other order takes away what it should add."""
 
+_TEXT: dict[str, Meaning] = dict.fromkeys(("-p", "--prompt", "--text", "--input"), "TEXT")
+
 HABITS: dict[str, Habit] = {
-    # A row `COMMAND --option` applies where the option is given, `COMMAND+N` to N positional arguments.
+    # A row `COMMAND --option` applies where the option is given, `COMMAND+N` to N positional arguments, and one of two
+    # words where the second one is not a file.
     # Our own commands with their arguments elsewhere
     "run": Habit("[MODEL] [PROMPT...]", "run MODEL PROMPT..."),
     "eval": Habit("[MODEL] [DATA]", "eval MODEL --data=DATA"),
@@ -80,24 +87,56 @@ HABITS: dict[str, Habit] = {
     "tree": Habit("[MODEL] [NAME]", "tree MODEL --filter=NAME"),
     "quantize --bits": Habit("MODEL", "convert MODEL"),
     "meta --set": Habit("FILE PAIR", "meta set FILE PAIR", options={"--set": "PAIR"}),
+    "meta --key": Habit("FILE KEY", "meta get FILE KEY", options={"--key": "KEY", "--field": "KEY"}),
+    "meta --name": Habit(
+        "FILE NAME", "meta set FILE general.name=NAME", options={"--name": "NAME", "--general-name": "NAME"}
+    ),
+    "edit --chat-template": Habit(
+        "FILE TEMPLATE", "meta template set FILE TEMPLATE", options=dict.fromkeys(TEMPLATE, "TEMPLATE")
+    ),
+    "stamp --chat-template": Habit("FILE", "stamp FILE", options=TEMPLATE),
+    "merge-models": Habit("MODEL...", "merge MODEL...", options=MERGE_OPTIONS),
+    "resume": Habit("[RUN]", "resume RUN"),
+    "vocab": Habit("[MODEL] [TEXT]", "vocab MODEL TEXT"),
+    "merge-adapter": Habit("[MODEL] [ADAPTER...]", "merge-adapter MODEL ADAPTER..."),
+    "report": Habit("[MODEL] [OUT]", "report MODEL --output=OUT"),
+    "vocab encode": Habit("MODEL TEXT", "vocab MODEL TEXT"),
+    "imatrix compute": Habit("MODEL DATA", "imatrix MODEL --data DATA"),
+    "tensors list": Habit("MODEL [NAME]", "tensors MODEL --filter=NAME"),
+    "runs show": Habit("RUN", "report RUN"),
+    "runs list": Habit("FOLDER=.", "runs FOLDER"),
+    "pretrain --resume": Habit("RUN", "resume RUN", options={"--resume": "RUN"}, alone=True),
+    "parity --data": Habit("BASE MODEL DATA", "eval MODEL --data DATA --against BASE", options=AGAINST),
+    "run --serve": Habit("MODEL OUT=<MODEL>.gguf", "convert MODEL -o OUT", _SERVED, alone=True),
+    "export --adapter": Habit(
+        "MODEL ADAPTER", "merge-adapter MODEL ADAPTER", options={"--adapter": "ADAPTER", "--lora": "ADAPTER"}
+    ),
+    "export --html": Habit("MODEL OUT=<MODEL>.html", "report MODEL -o OUT", options={"--html": ""}),
+    "convert --chat-template": Habit(
+        "FILE OUT", "stamp FILE -o OUT", "it sets the template and keeps the format", options=TEMPLATE
+    ),
     "stamp --name": Habit("[MODEL]", "stamp MODEL", options={"--name": set_key("general.name")}),
     "doctor+1": Habit("FILE", "validate FILE"),
     "validate+2": Habit("FILE SUMS", "validate FILE --sha256 SUMS"),
     "verify+1": Habit("FILE", "validate FILE", "apr verify FILE --key KEY checks a signature"),
     "verify+2": Habit("FILE SUMS", "validate FILE --sha256 SUMS"),
     "verify -c": Habit("SUMS FILE", "validate FILE --sha256 SUMS", options={"-c": "SUMS"}),
-    "verify --sha256": Habit("FILE", "validate FILE"),
-    "verify --sha256sums": Habit("FILE SUMS", "validate FILE --sha256 SUMS", options={"--sha256sums": "SUMS"}),
+    **dict.fromkeys(("verify --sha256", *(f"verify {name}" for name in CHECKSUMS)), Habit("FILE", "validate FILE")),
     "report+2": Habit("MODEL OUT", "report MODEL -o OUT"),
     "diff --data": Habit("BASE MODEL DATA", "eval MODEL --data DATA --against BASE", options=AGAINST),
     "merge --lora": Habit(
         "MODEL ADAPTER OUT=merged",
         "merge-adapter MODEL ADAPTER -o OUT",
-        options={"--lora": "ADAPTER", "--base": "MODEL"},
+        options={"--base": "MODEL"}
+        | dict.fromkeys(("--lora", "--adapter", "--adapter-path", "--peft-model", "--base-model"), "ADAPTER")
+        | {"--base-model": "MODEL"},
     ),
     "hex": Habit("[MODEL] [NAME]", "hex MODEL --tensor=NAME"),
     "lint": Habit("[MODEL] [ID]", "lint MODEL --select=ID"),
-    "inspect --template": Habit("[MODEL]", "meta template MODEL", options={"--template": ""}),
+    "inspect --template": Habit("[MODEL]", "meta template MODEL", options={"--template": "", "--chat-template": ""}),
+    "inspect --key": Habit("FILE KEY", "meta get FILE KEY", options={"--key": "KEY", "--field": "KEY"}),
+    "inspect --keys": Habit("FILE", "meta list FILE", options={"--keys": "", "--kv": ""}),
+    "inspect --html": Habit("MODEL OUT=<MODEL>.html", "report MODEL -o OUT", options={"--html": "", "--report": ""}),
     "inspect --license": Habit("[MODEL]", "meta get MODEL general.license", options={"--license": ""}),
     "inspect --modelfile": Habit(
         "MODEL", "convert MODEL -o model.gguf --modelfile", "it writes Modelfile next to the GGUF", alone=True
@@ -113,11 +152,13 @@ HABITS: dict[str, Habit] = {
     "llama-export-lora": Habit(
         "MODEL ADAPTER OUT", "merge-adapter MODEL ADAPTER -o OUT", options={"--lora": "ADAPTER"}
     ),
-    "llama-tokenize": Habit(
-        "MODEL TEXT", "vocab MODEL TEXT", options={"-p": "TEXT", "--prompt": "TEXT", "--text": "TEXT", "--ids": ""}
+    "llama-tokenize": Habit("MODEL TEXT", "vocab MODEL TEXT", options={"--ids": ""}),
+    "llama-tokenize --template": Habit("FILE", "meta template FILE", options={"--template": ""}),
+    "llama-tokenize --chat": Habit(
+        "FILE CHAT", "meta template render FILE CHAT", "apr vocab tokenizes what it prints", options=MESSAGES
     ),
-    "llama-embedding": Habit("MODEL TEXT", "run MODEL --embed TEXT", options={"-p": "TEXT", "--prompt": "TEXT"}),
-    "llama-gguf-hash": Habit("FILE", "tensors FILE --hash"),
+    "llama-embedding": Habit("MODEL TEXT", "run MODEL --embed TEXT", options=_TEXT),
+    "llama-gguf-hash": Habit("FILE", "tensors FILE --hash", options={"--sha256": "", "--all": ""}),
     "llama-gguf": Habit("FILE [MODE]", "tensors FILE"),
     "llama-server": Habit("MODEL OUT=<MODEL>.gguf", "convert MODEL -o OUT", _SERVED, alone=True),
     "llama-finetune": Habit(
@@ -132,10 +173,16 @@ HABITS: dict[str, Habit] = {
     "convert-lora-to-gguf": Habit(
         "ADAPTER BASE OUT=ADAPTER.gguf",
         "convert ADAPTER --base BASE -o OUT",
-        options={"--base": "BASE", "--base-model-id": "BASE", "--outfile": "OUT"},
+        options={"--base": "BASE", "--base-model-id": "BASE", "--outfile": "OUT"}
+        | {"--lora": "ADAPTER", "--adapter": "ADAPTER"},
     ),
+    "to-hf": Habit("MODEL OUT=<MODEL>-hf", "convert MODEL -o OUT --format hf"),
+    "to-mlx": Habit("MODEL OUT=<MODEL>-mlx", "convert MODEL -o OUT --format mlx"),
+    "to-apr": Habit("MODEL OUT=<MODEL>.apr", "import MODEL -o OUT"),
+    "to-safetensors": Habit("MODEL OUT=<MODEL>.safetensors", "convert MODEL -o OUT"),
     # gguf-py
     "gguf-dump": Habit("FILE", "inspect FILE --metadata --weights", options={"--json-array": "", "--data-offset": ""}),
+    "gguf-dump --metadata": Habit("FILE", "meta list FILE", options={"--metadata": ""}),
     "gguf-dump --no-tensors": Habit("FILE", "meta list FILE", options={"--no-tensors": ""}),
     "gguf-set-metadata": Habit("FILE KEY VALUE", "meta set FILE KEY=VALUE", options={"--force": ""}),
     "gguf-new-metadata": Habit("FILE OUT", "stamp FILE -o OUT", options=NEW_METADATA),
@@ -190,7 +237,7 @@ HABITS: dict[str, Habit] = {
         "MODEL OUT=<MODEL>-ollama.gguf", "convert MODEL -o OUT --modelfile", options={"--ollama": ""}
     ),
     "ollama cp": Habit("FILE OUT", "convert FILE -o OUT"),
-    "ollama list": Habit("FOLDER=.", "inspect FOLDER"),
+    "ollama list": Habit("FOLDER=.", "inspect FOLDER", options=dict.fromkeys(("--all", "-a", "-l", "-la"), "")),
     "ollama rm": Habit("", "", "models are files: rm deletes one, and no server keeps one in memory"),
     "ollama serve": Habit("MODEL OUT=<MODEL>.gguf", "convert MODEL -o OUT", _SERVED, alone=True),
     "ollama pull": Habit("MODEL", "convert hf://org/repo -o model.gguf", _PULLED, alone=True),
@@ -222,12 +269,13 @@ HABITS: dict[str, Habit] = {
     "transformers chat": Habit("MODEL PROMPT...", "run MODEL PROMPT...", options=RUN_OPTIONS),
     "transformers run": Habit("MODEL PROMPT...", "run MODEL PROMPT...", options=RUN_OPTIONS),
     "transformers serve": Habit("MODEL OUT=<MODEL>.gguf", "convert MODEL -o OUT", _SERVED, alone=True),
+    "vllm bench": Habit("[KIND] MODEL", "bench MODEL", options=BENCH_OPTIONS),
     "vllm serve": Habit("MODEL", "convert MODEL -o FOLDER --format hf", "vllm serve FOLDER reads it", alone=True),
     "lm-eval": Habit(
         "MODEL DATA",
         "eval MODEL --data DATA",
         _TASKS,
-        {"--model": "=", "-m": "=", "--model-args": pretrained_model, "-a": pretrained_model},
+        {"--model": named_model, "-m": named_model, "--model-args": pretrained_model, "-a": pretrained_model},
         alone=True,
     ),
     "trl sft": Habit(
@@ -238,7 +286,18 @@ HABITS: dict[str, Habit] = {
         "distill TEACHER --student MODEL --data DATA -o OUT --steps STEPS",
         options=FOREIGN_TRAIN | {"--teacher": "TEACHER"},
     ),
+    "trl dpo": Habit(
+        "MODEL DATA OUT=run STEPS",
+        "pretrain --init MODEL --data DATA -o OUT --steps STEPS",
+        "it trains on the texts: apr has no preference or reward optimization",
+        FOREIGN_TRAIN,
+    ),
     "trl env": Habit("", "doctor"),
+    "distil": Habit(
+        "TEACHER MODEL DATA OUT=run STEPS",
+        "distill TEACHER --student MODEL --data DATA -o OUT --steps STEPS",
+        options=FOREIGN_TRAIN | {"--teacher": "TEACHER"},
+    ),
     # The reference tool, and words that several programs have
     "describe": Habit("FILE", "inspect FILE"),
     "debug": Habit("FILE", "inspect FILE", options=dict.fromkeys(("--drama", "--strings"), "")),
@@ -256,10 +315,11 @@ HABITS: dict[str, Habit] = {
     "kl": Habit("MODEL BASE DATA", "eval MODEL --data DATA --against BASE", options=AGAINST),
     "compare --data": Habit("BASE MODEL DATA", "eval MODEL --data DATA --against BASE", options=AGAINST),
     "average": Habit("A...", "merge A... --method linear"),
-    "plot": Habit("RUN OUT=report.html", "report RUN -o OUT"),
+    "plot": Habit("RUN OUT=report.html", "report RUN -o OUT", options={"--logdir": "RUN"}),
     "status": Habit("RUN", "report RUN"),
     "html": Habit("MODEL OUT=<MODEL>.html", "report MODEL -o OUT"),
     "rename": Habit("FILE NAME", "meta set FILE general.name=NAME", "it changes the name in the metadata"),
+    "set-name": Habit("FILE NAME", "meta set FILE general.name=NAME"),
     "explain": Habit("NAME", "architectures NAME", alone=True),
     "manifest": Habit("FILE...", "tensors FILE... --hash"),
     "rosetta inspect": Habit("FILE", "inspect FILE"),
@@ -272,26 +332,30 @@ HABITS: dict[str, Habit] = {
     "hexdump": Habit("FILE", "hex FILE --raw"),
     "upload": Habit("SRC REPO", "push SRC REPO", options=OPTIONS_OF["push"]),
     "split": Habit("MODEL OUT=<MODEL>-split.gguf", "convert MODEL -o OUT", options={"--format": "--format"}),
-    "join": Habit("MODEL OUT=<MODEL>-joined.gguf", "convert MODEL -o OUT"),
+    "join": Habit("MODEL OUT=<MODEL>-joined.gguf", "convert MODEL -o OUT", options={"--join": "", "--merge": ""}),
     "join-lora": Habit(
         "MODEL ADAPTER OUT=merged",
         "merge-adapter MODEL ADAPTER -o OUT",
         options={"--adapter-path": "ADAPTER", "--lora": "ADAPTER", "--save-path": "OUT", "--base": "MODEL"},
     ),
-    "apply-chat-template": Habit("FILE CHAT", "meta template render FILE CHAT", options=MESSAGES),
+    "apply-chat-template": Habit("FILE [CHAT]", "meta template render FILE CHAT", options=MESSAGES),
     "set-chat-template": Habit("FILE TEMPLATE", "meta template set FILE TEMPLATE"),
     "dequantize": Habit("FILE OUT", "convert FILE -o OUT --dtype f16"),
-    "embed": Habit("MODEL TEXT", "run MODEL --embed TEXT", options={"-p": "TEXT", "--prompt": "TEXT"}),
+    "embed": Habit("MODEL TEXT", "run MODEL --embed TEXT", options=_TEXT),
     "train": Habit(
+        "MODEL DATA OUT=run STEPS", "pretrain --init MODEL --data DATA -o OUT --steps STEPS", options=FOREIGN_TRAIN
+    ),
+    "train lora": Habit(
         "MODEL DATA OUT=run STEPS",
-        "pretrain --init MODEL --data DATA -o OUT --steps STEPS",
-        "apr distill trains on a larger model's outputs",
-        FOREIGN_TRAIN,
+        "pretrain --init MODEL --data DATA -o OUT --steps STEPS --lora r=16",
+        options=FOREIGN_TRAIN | {"--lora": "", "--use-peft": ""},
     ),
     "train --resume": Habit(
         "RUN", "resume RUN", options=dict.fromkeys(("--resume", "--resume-from-checkpoint"), "RUN"), alone=True
     ),
     "continue": Habit("RUN", "resume RUN"),
+    "list runs": Habit("FOLDER=.", "runs FOLDER"),
+    "evaluate": Habit("MODEL [DATA]", "eval MODEL --data=DATA", options=EVAL_OPTIONS),
     "axolotl train": Habit(
         "CONFIG MODEL DATA OUT STEPS",
         "pretrain --init MODEL --data DATA -o OUT --steps STEPS",
@@ -300,6 +364,8 @@ HABITS: dict[str, Habit] = {
     ),
     "preprocess": Habit("DATA MODEL", "data DATA --model MODEL"),
     "template": Habit("FILE", "meta template FILE"),
+    "template render": Habit("FILE [CHAT]", "meta template render FILE CHAT", options=MESSAGES),
+    "template set": Habit("FILE TEMPLATE", "meta template set FILE TEMPLATE"),
     "template+2": Habit("FILE CHAT", "meta template render FILE CHAT"),
     **dict.fromkeys(
         (f"template {option}" for option in MESSAGES),
@@ -307,7 +373,7 @@ HABITS: dict[str, Habit] = {
     ),
     "template --set": Habit("FILE TEMPLATE", "meta template set FILE TEMPLATE", options={"--set": "TEMPLATE"}),
     "add-metadata": Habit("FILE KEY VALUE", "meta set FILE KEY=VALUE"),
-    "metadata": Habit("FILE", "meta list FILE"),
+    "metadata": Habit("FILE [GLOB]", "meta list FILE GLOB"),
     "metadata --key": Habit("FILE KEY", "meta get FILE KEY", options={"--key": "KEY"}),
     "metadata --set": Habit("FILE PAIR", "meta set FILE PAIR", options={"--set": "PAIR"}),
     "gguf-set-metadata --name": Habit("FILE NAME", "meta set FILE general.name=NAME", options={"--name": "NAME"}),
@@ -318,7 +384,65 @@ HABITS: dict[str, Habit] = {
 
 SAME = {
     **dict.fromkeys(("llama-run", "llama-simple", "llama-simple-chat", "llama-mtmd-cli", "main"), "llama-cli"),
-    **dict.fromkeys(("chat", "ask", "generate", "complete"), "llama-cli"),
+    **dict.fromkeys(("chat", "ask", "generate", "complete", "completion", "prompt", "infer", "inference"), "llama-cli"),
+    **dict.fromkeys(("predict", "query", "cli", "repl", "talk", "text-generation", "llama-completion"), "llama-cli"),
+    **dict.fromkeys(("run --server", "run --port", "chat --serve", "api", "llama-swap"), "run --serve"),
+    **dict.fromkeys(("speed", "perf", "throughput", "benchmarks"), "llama-bench"),
+    **dict.fromkeys(("eval perplexity", "evaluate perplexity"), "evaluate"),
+    **dict.fromkeys(("evaluate --tasks", "evaluate --model-args"), "lm-eval"),
+    **dict.fromkeys(("imatrix create", "importance-matrix"), "imatrix compute"),
+    **dict.fromkeys(("tokenizer encode", "vocab tokenize", "tok"), "llama-tokenize"),
+    **{f"vocab {option}": "llama-tokenize --chat" for option in ("--chat", "--messages")},
+    **dict.fromkeys(("lora merge", "merge lora", "peft merge", "adapter merge", "merge adapter"), "join-lora"),
+    **dict.fromkeys(("lora extract", "extract lora", "lora-extract", "unmerge", "adapter extract"), "extract-lora"),
+    **dict.fromkeys(("soup", "blend", "avg", "mean", "model-soup"), "average"),
+    **dict.fromkeys(("mergekit", "merge-yaml"), "mergekit-yaml"),
+    **dict.fromkeys(("gguf-merge", "merge-gguf", "split --merge", "split --join", "shard --merge"), "join"),
+    "shard --join": "join",
+    **dict.fromkeys(("to-gguf", "gguf", "hf-to-gguf", "convert hf-to-gguf"), "convert-hf-to-gguf"),
+    **dict.fromkeys(("gguf-to-hf", "convert-gguf-to-hf", "hf-from-gguf", "to-transformers"), "to-hf"),
+    **dict.fromkeys(("convert gguf-to-hf", "export hf", "convert hf", "export transformers"), "to-hf"),
+    **dict.fromkeys(("export gguf", "convert gguf"), "convert-hf-to-gguf"),
+    **dict.fromkeys(("mlx", "hf-to-mlx", "export mlx", "convert mlx"), "to-mlx"),
+    "mlx convert": "mlx-lm convert",
+    "mlx generate": "mlx-lm generate",
+    "export ollama": "export --ollama",
+    **dict.fromkeys(("lora-to-gguf", "convert-adapter", "convert --lora"), "convert-lora-to-gguf"),
+    **dict.fromkeys(("template show", "template get", "template print", "meta template-show"), "template"),
+    **dict.fromkeys(("template apply", "template format"), "template render"),
+    **{f"chat-template {verb}": "template" for verb in ("show", "get", "print")},
+    **dict.fromkeys(("chat-template render", "chat-template apply"), "template render"),
+    "chat-template set": "template set",
+    **dict.fromkeys(("inspect --field", "show --key"), "inspect --key"),
+    "meta --field": "meta --key",
+    "inspect --kv": "inspect --keys",
+    "inspect --chat-template": "inspect --template",
+    "inspect --report": "inspect --html",
+    "export --lora": "export --adapter",
+    **dict.fromkeys(("metadata --name", "edit --general-name", "set-metadata --general-name"), "meta --name"),
+    **{f"convert {option}": "convert --chat-template" for option in ("--chat-template-file", "--template")},
+    **{f"export {option}": "convert --chat-template" for option in TEMPLATE},
+    **dict.fromkeys(("hf pull", "hf get", "hf clone", "clone", "snapshot-download"), "hf download"),
+    "sft lora": "train lora",
+    **dict.fromkeys(("train sft", "train full"), "train"),
+    **dict.fromkeys(("qlora", "finetune lora", "train qlora", "lora train"), "train lora"),
+    **dict.fromkeys(("train --teacher", "sft --teacher", "finetune --teacher"), "trl gkd"),
+    **dict.fromkeys(("kd", "distillation", "distill-model", "train distill"), "distil"),
+    **dict.fromkeys(("train resume", "resume run"), "continue"),
+    **{f"{name} --resume-from-checkpoint": "train --resume" for name in ("sft", "trl sft", "finetune", "fine-tune")},
+    **{f"{name} --resume": "train --resume" for name in ("sft", "trl sft", "fine-tune")},
+    "runs report": "runs show",
+    "runs ls": "runs list",
+    **dict.fromkeys(("ls runs", "history", "experiments"), "list runs"),
+    **dict.fromkeys(("scan", "find", "ls models", "list models"), "ollama list"),
+    **dict.fromkeys(("card", "model-card"), "html"),
+    "kv": "metadata",
+    "fsck": "check",
+    **dict.fromkeys(("cmp", "delta"), "compare"),
+    "merge --peft-model": "merge --lora",
+    "edit --template": "edit --chat-template",
+    **dict.fromkeys(("stamp --template", "stamp --chat-template-file"), "stamp --chat-template"),
+    "cache": "hf cache",
     "perplexity": "llama-perplexity",
     "ppl": "llama-perplexity",
     "benchmark": "llama-bench",
@@ -360,7 +484,7 @@ SAME = {
     "diagnose": "check",
     **dict.fromkeys(("ollama create --file", "create -f", "create --file"), "ollama create -f"),
     **dict.fromkeys(("logs", "progress", "log"), "status"),
-    "curves": "plot",
+    **dict.fromkeys(("curves", "chart", "graph", "tensorboard", "wandb"), "plot"),
     **dict.fromkeys(("page", "view"), "html"),
     **dict.fromkeys(("get", "fetch"), "hf download"),
     **dict.fromkeys(("render", "render-template", "render-chat"), "apply-chat-template"),
@@ -385,12 +509,10 @@ SAME = {
     "mergekit-multi": "mergekit-yaml",
     "mergekit-mega": "mergekit-yaml",
     **dict.fromkeys(("finetune", "fine-tune"), "train"),
-    **dict.fromkeys(("trl dpo", "trl grpo", "trl reward", "trl kto", "trl rloo"), "train"),
+    **dict.fromkeys(("dpo", "grpo", "trl grpo", "trl reward", "trl kto", "trl rloo", "trl orpo"), "trl dpo"),
     **dict.fromkeys(("tune run", "accelerate launch", "torchrun"), "axolotl train"),
-    "distil": "trl gkd",
     **dict.fromkeys(("embedding", "embeddings"), "embed"),
     "chat-template": "template",
-    "evaluate": "lm-eval",
     "lm-eval run": "lm-eval",
 }
 """Other names of rows of HABITS."""

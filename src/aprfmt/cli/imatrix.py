@@ -95,9 +95,9 @@ class ImatrixCommand(Common, LlamaMachine):
         model, *more = self.files
         if more and (self.data or any(name.endswith((".gguf", ".dat")) for name in more)):
             raise UsageError("pass one model", hint="use --merge for several importance matrices")
-        if more and self.force and "--force" not in out.arguments:
-            hint = shlex.join(["apr", "imatrix", model, "--data", *more, "-o", str(self.output)])
-            raise UsageError("-f is --force here; --data names the text", hint=hint)
+        if more and self.force and "--force" not in out.arguments:  # llama-imatrix's -f TEXT: nothing is overwritten
+            self.force = False
+            out.note(shlex.join(["apr", "imatrix", model, "--data", *more, "-o", str(self.output)]))
         found = self.data or [Path(name) for name in more]
         if not found:
             raise UsageError("--data is missing", hint=f"apr imatrix {model} --data text.txt -o {self.output}")

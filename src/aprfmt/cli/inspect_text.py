@@ -91,6 +91,8 @@ def _container(found: Inspection) -> Iterator[tuple[str, str]]:
     yield "tensors", f"{found.tensor_count:,} ({format_count(found.param_count)} parameters)"
     if found.quantized:
         yield "quantized", as_words(found.quantized)
+    elif found.dtypes:
+        yield "quantization", _quantization(found.dtypes)
     if found.adapter is not None:
         yield "adapter", _adapter(found.adapter)
     elif found.carried.tensors or found.carried.files:
@@ -111,6 +113,18 @@ def _container(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "reference apr", "can run it" if found.compat.reference_runtime else f"cannot run it: {reasons}"
     for warning in found.warnings:
         yield "note", warning
+
+
+def _quantization(dtypes: Mapping[str, DtypeTotals]) -> str:
+    """The dtype of most weights, its share of them, and the mean bits per weight."""
+    from aprfmt.codecs.dtypes import DTYPES
+
+    n_params = sum(row["params"] for row in dtypes.values()) or 1
+    main, row = max(dtypes.items(), key=lambda item: item[1]["params"])
+    bits = 8 * sum(row["bytes"] for row in dtypes.values()) / n_params
+    if not DTYPES[main].is_quantized:
+        return f"none: {main}, {bits:.2f} bits per weight"
+    return f"{main} ({row['params'] / n_params:.0%} of the weights), {bits:.2f} bits per weight"
 
 
 def _adapter(found: AdapterInfo) -> str:

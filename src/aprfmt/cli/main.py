@@ -81,13 +81,18 @@ def run(arguments: list[str]) -> int:
     words, signer = set_hint_words(None), None
     try:
         signer = os.environ.get(REQUIRED_SIGNER)
-        error = _try(arguments)
-        if isinstance(error, BaseException) and (ours := meant(error, arguments)) is not None:
-            error = _try_noted(ours.words)
+        error, typed = _try(arguments), arguments
+        for _ in range(2):  # `convert FOLDER-OF-SHARDS OUT`: first the option, then the file
+            if not isinstance(error, BaseException) or (ours := meant(error, typed)) is None:
+                break
+            typed = ours.words
+            error = _try_noted(typed)
             for line in ours.more:
                 code = report(error) if isinstance(error, BaseException) else error
                 error = _try_noted(line)
                 error = error if isinstance(error, BaseException) else error or code
+            if ours.more:
+                break
         return report(error) if isinstance(error, BaseException) else error
     except (MemoryError, SystemError) as error:  # os.environ needs memory too
         return report(error)

@@ -166,6 +166,11 @@ def _divergence(found: Divergence) -> Iterator[str]:
                 "read",
                 f"{plural(found.tokens, 'position')} in {plural(found.chunks, 'chunk')} of {found.n_ctx:,} tokens",
             ),
+            (
+                "window",
+                f"{found.n_ctx:,} tokens, stride {found.n_ctx:,}; the second half of each window is scored, as in "
+                "llama-perplexity (apr eval without --against scores all of it)",
+            ),
             ("time", f"{format_seconds(found.seconds)} on llama.cpp ({found.engine})"),
         ]
     )
@@ -197,6 +202,11 @@ def _evaluation(found: Evaluation) -> Iterator[str]:
         [
             *rows,
             ("read", f"{read}, from {data}"),
+            (
+                "window",
+                f"{found.seq_len:,} tokens, stride {found.seq_len:,}; all of each window is scored (--against and "
+                "llama-perplexity: the second half)",
+            ),
             *([("skipped", left_out)] if left_out else []),
             ("time", f"{format_seconds(found.seconds)} on {found.device} in {found.dtype}"),
         ]
@@ -255,8 +265,11 @@ def report(
         return
     if output is None and out.mode != "json":
         detect(file[0])  # report an unreadable model first
-        line = shlex.join(["apr", "report", file[0], "-o", f"{Path(file[0]).stem}.html"])
-        raise UsageError("a model's report is an HTML page", hint=line)
+        output = Path(f"{Path(file[0]).stem}.html")
+        line = shlex.join(["apr", "report", file[0], "-o", str(output)])
+        if output.exists() and not force:
+            raise UsageError("a model's report is an HTML page", hint=f"{line} --force")
+        out.note(line)
     with progress_bar("reading") as progress:
         body = aprfmt.report(file[0], output, force=force, follow_links=follow_links, progress=progress)
     count = cast("int", body["tensor_count"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -9,7 +10,9 @@ import typer
 
 from aprfmt.cli.conversion import Conversion
 from aprfmt.cli.options import OutputOption, with_options
+from aprfmt.cli.output import out
 from aprfmt.convert.options import MergeCall
+from aprfmt.errors import UsageError
 from aprfmt.schema import OptionRow, rows
 
 
@@ -34,9 +37,25 @@ class Merge(Conversion):
 
     def __call__(self) -> None:
         """Runs the command."""
+        from aprfmt.cli.special_lines import first_part
         from aprfmt.convert.merge_models import merge_models
 
-        models, config = self.models or [], {}
-        if len(models) == 1 and models[0].endswith((".yaml", ".yml")) and "config" not in self.given():
+        models, given = self.models or [], self.given()
+        config: dict[str, str | None] = {}
+        if len(models) == 1 and models[0].endswith((".yaml", ".yml")) and "config" not in given:
             models, config = [], {"config": models[0]}  # as mergekit-yaml takes it
+        elif not models and "config" not in given and str(given.get("recipe", "")).endswith((".yaml", ".yml")):
+            config = {"config": given["recipe"], "recipe": None}
+        elif "method" not in given and (first := first_part(models)) is not None:
+            from aprfmt.convert.api import convert_model
+
+            out.note(shlex.join(["apr", "convert", first, "-o", str(self.output)]))
+            self.run("joining", convert_model, first, self.output)
+            return
+        elif not {"config", "method"} & {*given} and "weight" in given and len(models) > 1:
+            line = shlex.join(["apr", *out.arguments, "--method", "linear"])
+            if {"base", "density", "lambda_"} & {*given}:
+                raise UsageError("no merge method given", hint=f"{line}\nother methods: ties, dare, task-arithmetic")
+            out.note(line)
+            config = {"method": "linear"}  # weights of models are a mean
         self.run("merging", merge_models, models, self.output, **config)

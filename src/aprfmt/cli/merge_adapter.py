@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -41,12 +42,18 @@ class MergeAdapter(Conversion):
 
     def __call__(self) -> None:
         """Runs the command."""
+        from aprfmt.cli.special_lines import is_adapter, is_model
         from aprfmt.convert.merge_adapters import extract_adapter, merge_adapter
 
         given = self.given()
         if not self.unmerge:
             if "rank" in given:
                 raise UsageError("--rank is for --unmerge", hint="leave out --rank: a merged adapter has its own rank")
+            if is_adapter(self.file) and len(self.adapters) == 1 and is_model(self.adapters[0]):
+                base, adapter = self.adapters[0], self.file
+                if not is_adapter(base):  # the other way round
+                    self.file, self.adapters = base, [adapter]
+                    out.note(shlex.join(["apr", "merge-adapter", base, adapter, "-o", str(self.output)]))
             self.run("merging", merge_adapter, self.file, self.adapters, self.output)
             return
         if len(self.adapters) != 1:

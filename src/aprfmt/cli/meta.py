@@ -33,6 +33,16 @@ _FORMS = {
 }
 
 
+ACTIONS = {
+    **{name: name for name in ("list", "get", "set", "unset", "template", "diff")},
+    **dict.fromkeys(("show", "ls", "dump", "keys", "print"), "list"),
+    **dict.fromkeys(("read", "value"), "get"),
+    **dict.fromkeys(("edit", "add", "update", "put", "write"), "set"),
+    **dict.fromkeys(("delete", "remove", "rm", "del"), "unset"),
+}
+"""Actions of `apr meta`, and their other names."""
+
+
 class _Writing(TypedDict):
     plan: bool
     force: bool
@@ -79,12 +89,16 @@ def meta(
     apr meta diff old.apr new.apr
     """
     words = words or []
+    action = action if exists(action) else ACTIONS.get(action, action)
     if action not in _FORMS:
         if not exists(action):
             raise UsageError(f"unknown action {action!r}", hint=f"one of: {', '.join(_FORMS)}")
-        action, words = ("get" if words else "list"), [action, *words]
+        is_edit = all("=" in word for word in words) if words else bool(name or template)
+        action, words = ("set" if is_edit else "get" if words else "list"), [action, *words]
     if not words:
         raise UsageError("FILE is missing", hint=_FORMS[action])
+    if action in ("get", "set", "unset") and not exists(words[0]) and exists(words[-1]):
+        words = [words[-1], *words[:-1]]  # the file last
     if action == "diff":
         from aprfmt.cli.compare import diff
 
@@ -100,6 +114,8 @@ def meta(
         file, key = _expect(action, words, 2)
         value = aprfmt.metadata_value(file, key)
         _print({"file": file, "key": key, "value": value}, as_text(value) + "\n")
+    elif action == "set" and name is not None and template is None and len(words) == 1:
+        _edit(action, [*words, f"general.name={name}"], output, plan=plan, force=force)
     elif action == "set" and template is not None:
         _template(["set", *words, template], output, name, None, **how)
     else:
@@ -138,8 +154,24 @@ def _edit(action: str, words: list[str], output: Path | None, **how: Unpack[_Wri
         raise UsageError(f"no key to {action}", hint=_FORMS[action])
     if len(items) == 2 and action == "set" and "=" not in items[0]:
         items = ["=".join(items)]
+    items = [_spelled(file, item) for item in items]
     values, types = parse_assignments(items) if action == "set" else (dict.fromkeys(items), {})
     _write(file, values, types, output, **how)
+
+
+_GENERAL = (
+    *("name", "author", "version", "organization", "description", "license", "url", "repo_url", "basename"),
+    *("finetune", "size_label", "quantized_by", "doi", "tags", "languages"),
+)
+
+
+def _spelled(file: str, item: str) -> str:
+    """`name=X` of a GGUF as `general.name=X`; the file of a chat template as its text."""
+    key, equals, value = item.partition("=")
+    if key in _GENERAL and aprfmt.detect(file) == "gguf":
+        key = f"general.{key}"
+    is_file = key.endswith("chat_template") and value.endswith((".jinja", ".jinja2", ".j2")) and exists(value)
+    return key + equals + "@" * is_file + value
 
 
 def _write(
@@ -169,6 +201,8 @@ def _changes(done: MetadataEdit, *, in_place: bool) -> Iterator[str]:
 
 # --- the chat template ---
 
+_VERBS = {"show": "", "get": "", "print": "", "apply": "render", "format": "render"}
+
 _GREETING: list[Message] = [{"role": "user", "content": "Hello"}]
 """The conversation to render where none is named."""
 
@@ -177,6 +211,12 @@ def _template(
     words: list[str], output: Path | None, name: str | None, template: str | None, **how: Unpack[_Writing]
 ) -> None:
     verb = words[0] if len(words) > 1 else ""
+    if len(words) == 2 and exists(verb) and exists(words[1]):  # FILE NEW.jinja, FILE CHAT.json
+        verb = "set" if words[1].endswith(".jinja") else "render"
+        words = [verb, *words]
+    elif not exists(verb):
+        verb = _VERBS.get(verb, verb)
+        words = words[1:] if len(words) > 1 and verb == "" else words
     if verb not in ("", "set", "render"):
         raise UsageError(f"unknown action {verb!r} for a template", hint=_FORMS["template"])
     if verb == "set":

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.foreign_line import OtherLine, Suggestion, command_of, option_of, stem
 from aprfmt.cli.habits import HABITS, PROGRAMS, SAME, Habit
-from aprfmt.cli.output import is_of_mlx, quantizes
-from aprfmt.cli.special_lines import PART, SPECIAL, is_adapter
+from aprfmt.cli.output import is_of_mlx, out, quantizes
+from aprfmt.cli.special_lines import PART, SPECIAL, each_of_folder, is_adapter, is_model, page_of
 from aprfmt.io.source import exists
 
-_SPELLINGS = {"huggingface-cli": "hf", "mlx-lm-convert": "mlx-lm convert", "gguf-split": "llama-gguf-split"}
+_SPELLINGS = {
+    "huggingface-cli": "hf",
+    "hub": "hf",
+    "mlx-lm-convert": "mlx-lm convert",
+    "gguf-split": "llama-gguf-split",
+}
 
 
 def suggest(arguments: Sequence[str], error: Exception) -> Suggestion | None:
@@ -40,7 +45,39 @@ def suggest(arguments: Sequence[str], error: Exception) -> Suggestion | None:
     return found if found is not None and found.words != [*arguments] else None
 
 
+def of_missing(arguments: Sequence[str], path: str) -> Suggestion | None:
+    """Our command line for one of ours that took the word `path`, which is not a file, for its model."""
+    if len(arguments) < 2 or arguments[1] != path or arguments[0] not in COMMANDS:
+        return None
+    found = rephrase(arguments)
+    if found is None:
+        found = Suggestion([*arguments])
+        _put_model_first(found.words)
+    return found if found.words[1:2] not in ([], [path]) and parse(found.words) is None else None
+
+
+def of_refused(arguments: Sequence[str]) -> Suggestion | None:
+    """Our command line for one of ours with an address of the hub, a list of checksums, or a folder of models."""
+    command, *rest = arguments
+    if command in ("convert", "export"):
+        return page_of(rest)
+    if len(rest) != 1:
+        return None
+    if command == "pull":
+        return SPECIAL["ollama pull"](rest)
+    return SPECIAL["validate"](rest) or each_of_folder(command, rest[0])
+
+
+def of_folder(arguments: Sequence[str], folder: str, file: str) -> Suggestion | None:
+    """Our command line with the only model of a folder in place of the folder."""
+    words = [file if word.rstrip("/") == folder else word for word in arguments]
+    return Suggestion(words) if words != [*arguments] else None
+
+
 _TRAINS = ("distill", "pretrain")
+_RUN = "run"
+"""The output folder of a training that names none."""
+
 _EPOCHS = ["--epochs", "3"]
 """The default of transformers and TRL."""
 
@@ -50,11 +87,14 @@ def _complete_training(words: list[str]) -> None:
     if "STEPS" in words:
         at = words.index("STEPS")
         words[at - 1 : at + 1] = [] if "--epochs" in words else _EPOCHS
-    if words.count("--lora") and "--lora=r=16" in words:  # `--lora --rank 8`
+    at = next((at for at in range(1, len(words)) if words[at - 1 : at + 1] == ["--lora", "r=16"]), 0)
+    if words.count("--lora") > 1 and at:  # `--lora --rank 8`
+        del words[at - 1 : at + 1]
+    elif words.count("--lora") and "--lora=r=16" in words:
         words.remove("--lora=r=16")
     names = {word.partition("=")[0] for word in words}
     if "--data" in names and not names & {"--resume", "--config", "--help"}:
-        words += [] if names & {"-o", "--output"} else ["-o", "run"]
+        words += [] if names & {"-o", "--output"} else ["-o", _RUN]
         words += [] if names & {"--steps", "--epochs", "--smoke"} else _EPOCHS
 
 
@@ -64,22 +104,34 @@ _SAMPLING = ("--top-k", "--top-p", "--min-p")
 def rephrase(arguments: Sequence[str]) -> Suggestion | None:
     """Our command line by the table of habits; None if it has no row, or the row changes nothing."""
     name, rest = _named(arguments)
-    key = next((key for word in rest if (key := f"{name} {option_of(word)}") in HABITS or key in SAME), name)
+    names, options = (name, SAME.get(name, name)), [option_of(word) for word in rest if word.startswith("-")]
+    keys = (f"{one} {option}" for one in names for option in options)
+    key = next((key for key in keys if key in HABITS or key in SAME), name)
     key = SAME.get(key, key)
+    rest = _normalized(key, rest)
     habit = HABITS.get(key)
     if habit is None and name in COMMANDS:
         habit = Habit("[MODEL]", f"{name} MODEL")
     if habit is None:
         return None
     if (special := SPECIAL.get(key)) is not None and (found := special(rest)) is not None:
+        if key == "split":
+            _keep_gguf(found.words)
         return found
     if not habit.ours:
         return Suggestion([], then=habit.then, complete=False)
     found = _read(key, habit, rest, is_of_mlx(arguments))
-    n_words = len(found.words)
+    had_epochs = "--epochs" in found.words
+    _put_model_first(found.words)
     _complete_values(found.words)
-    if found.words[0] in _TRAINS and len(found.words) > n_words:
-        found.complete = False  # nobody asked for this folder or length
+    if found.words[0] in _TRAINS and had_epochs and not {"MODEL", "DATA", "TEACHER", "OUT"} & {*found.words}:
+        found.complete = True  # of the names only that of the steps was missing
+    for at, word in enumerate(found.words[1:], 1):
+        if word == _RUN and found.words[at - 1] in ("-o", "--output") and word not in rest:
+            found.words[at] = _free(word) or word
+    steps = dict(pairwise(found.words)).get("--steps")
+    if found.words[0] in _TRAINS and (("--epochs" in found.words and not had_epochs) or steps not in (None, *rest)):
+        found.complete = False  # nobody asked for this length
     is_ours = arguments[0] == found.words[0]
     if is_ours and found.dropped and sorted(found.words) == sorted({*arguments} & {*found.words}):
         return None  # only an unknown option, which the error names
@@ -96,8 +148,6 @@ def _read(key: str, habit: Habit, rest: list[str], is_mlx: bool) -> Suggestion:
         found = OtherLine(key, habit).read([word for word in rest if word not in _QUANTIZE])
         _of_mlx(found.words, asked=bool({*_QUANTIZE} & {*rest}))
     else:
-        types = habit.ours.startswith(_CONVERTS)
-        rest = ["--dtype" if types and word == "-q" and quantizes(rest[at:]) else word for at, word in enumerate(rest)]
         found = OtherLine(key, habit).read(rest)
     if key == "split":
         _keep_gguf(found.words)
@@ -117,6 +167,18 @@ def _complete_values(words: list[str]) -> None:
         _complete_training(words)
     elif words[0] == "push" and len(words) > 2 and not exists(words[1]) and exists(words[2]):
         words[1:3] = words[2:0:-1]  # `hf upload` names the repository first
+
+
+_TAKE_A_MODEL = ("run", "vocab", "eval", "tensors", "tree", "hex", "bench")
+
+
+def _put_model_first(words: list[str]) -> None:
+    """Exchanges the text and the model: `tokenize TEXT MODEL`."""
+    if words[0] not in _TAKE_A_MODEL or len(words) < 3 or is_model(words[1]) or "://" in words[1]:
+        return
+    at = next((at for at, word in enumerate(words[2:], 2) if is_model(word)), 0)
+    if at and (not words[at - 1].startswith("-") or words[at - 1] == "--data"):
+        words[1], words[at] = words[at], words[1]
 
 
 def _moved(words: Sequence[str], arguments: Sequence[str]) -> bool:
@@ -149,7 +211,7 @@ def _named(arguments: Sequence[str]) -> tuple[str, list[str]]:
         return "", []
     first = words[0]
     if first in COMMANDS:
-        return first, words[1:]
+        return _with_verb(first, words[1:])
     name = re.sub(r"\.(py|exe|sh)$", "", os.path.basename(first)).replace("_", "-").lower()
     name = name.removeprefix("gguf.scripts.")
     name = _SPELLINGS.get(name, name)
@@ -158,10 +220,81 @@ def _named(arguments: Sequence[str]) -> tuple[str, list[str]]:
         name = f"{program} {command}"
     elif name in PROGRAMS and len(words) > 1 and not words[1].startswith("-"):
         name = f"{name} {words.pop(1)}".replace("_", "-")
-    return name, words[1:]
+    return _with_verb(name, words[1:])
+
+
+def _with_verb(name: str, rest: list[str]) -> tuple[str, list[str]]:
+    """A command with the word behind it, where the table has both and the word is not a file."""
+    both = f"{name} {rest[0]}" if rest and not rest[0].startswith("-") else ""
+    if (both in HABITS or both in SAME) and not exists(rest[0]):
+        return both, rest[1:]
+    return name, rest
 
 
 _CONVERTS = ("convert", "export", "import")
+_FORMATS = {"gguf": "gguf", "hf": "hf", "huggingface": "hf", "transformers": "hf", "mlx": "mlx", "apr": "apr"}
+_BITS = re.compile(r"(?:int)?([2-8])(?:-?bits?)?", re.IGNORECASE)
+_OF_A_TYPE = ("-q", "--quantize", "--dtype", "--quant", "--outtype", "--type")
+
+
+def _normalized(key: str, rest: list[str]) -> list[str]:
+    """`rest` with values in the form that their meaning needs, whatever the row."""
+    command = HABITS[key].ours.partition(" ")[0] if key in HABITS else key
+    if key == "to-mlx" and "-q" in rest:
+        return [*(word for word in rest if word != "-q"), *([] if "--bits" in rest else ["--bits", "4"])]
+    if command in _CONVERTS:
+        return list(_of_conversion(rest, is_mlx=is_of_mlx([key.replace(" ", "."), *rest])))
+    if command == "pretrain" or key in ("lora", "mlx-lm lora"):
+        return _with_rank(rest)
+    if command == "quantize" and quantizes(rest):
+        return [word for word in rest if word != "-q"]
+    if command == "quantize" and "-i" in rest and len([word for word in rest if exists(word)]) > 1:
+        return ["--imatrix" if word == "-i" else word for word in rest]
+    return rest
+
+
+def _of_conversion(rest: Sequence[str], *, is_mlx: bool) -> Iterator[str]:
+    """A type or a format behind an option that has another meaning here, or behind none."""
+    from aprfmt.convert.presets import find_preset
+
+    to_mlx = is_mlx or "mlx" in rest or "--mlx" in rest or "--format=mlx" in rest
+    before = ""
+    for at, word in enumerate(rest):
+        after = rest[at + 1] if at + 1 < len(rest) else ""
+        if word in _OF_A_TYPE and to_mlx and (bits := _BITS.fullmatch(after)):
+            yield f"--bits={bits[1]}"
+        elif before in _OF_A_TYPE and to_mlx and _BITS.fullmatch(word):
+            pass
+        elif word == "-q" and quantizes(rest[at:]):
+            yield "--dtype"
+        elif word in ("-f", "--format", "--to") and after.lower() in _FORMATS:
+            yield from ("--format", _FORMATS[after.lower()])
+        elif word in ("-f", "--format", "--to") and after.lower() == "ollama":
+            yield from ("--format", "gguf", "--modelfile")
+        elif before in ("-f", "--format", "--to") and word.lower() in (*_FORMATS, "ollama"):
+            pass
+        elif not before.startswith("-") and before and not exists(word) and (is_float(word) or find_preset(word)):
+            yield from ("--dtype", word)
+        else:
+            yield word
+        before = word
+
+
+def is_float(word: str) -> bool:
+    """Whether a word names a float type by itself."""
+    return re.fullmatch(r"b?f(p|loat)?(16|32)", word, re.IGNORECASE) is not None
+
+
+def _with_rank(rest: Sequence[str]) -> list[str]:
+    """`--lora` with a rank where it has none: in other programs it is a switch."""
+    words: list[str] = []
+    for at, word in enumerate(rest):
+        after = rest[at + 1] if at + 1 < len(rest) else "-"
+        is_value = "=" in after and not after.startswith("-")
+        words.append("--lora=r=16" if word == "--lora" and not is_value else word)
+    return words
+
+
 _JOINS = ("join", "llama-gguf-split --merge")
 
 
@@ -267,10 +400,18 @@ def _completed(found: Suggestion, error: Exception) -> Suggestion | None:
             value = extra[-1]
             del words[len(words) - 1 - words[::-1].index(value)]
         else:
-            complete = False
-            value = (_output_of(words, rest) or value) if "--output" in p.opts else value
+            named = _output_of(words, rest) if "--output" in p.opts else None
+            # A script, which asks for JSON, names its output.
+            complete = complete and named is not None and not _is_unclear(words) and out.mode != "json"
+            value = named or value
         added += [value] if p in places else [min(p.opts, key=len), value]
     return Suggestion([*words, *added], found.dropped, found.then, complete)
+
+
+def _is_unclear(words: Sequence[str]) -> bool:
+    """Whether a conversion names neither the format nor the type of its output."""
+    names = {word.partition("=")[0] for word in words}
+    return words[0] in ("convert", "export") and not names & {"--format", "--dtype", "--quantize", "--bits"}
 
 
 _OUTPUTS_OF = {
@@ -289,17 +430,28 @@ def _output_of(words: Sequence[str], places: Sequence[str]) -> str | None:
     """A name for the output of our line `words`, which names none; None if it is unclear or taken."""
     if not places:
         return None
-    name, given = stem(places[0]), dict(pairwise(words))
+    name, given = stem(places[0]), dict(pairwise(words)) | dict(word.split("=", 1) for word in words if "=" in word)
     found = _OUTPUTS_OF.get(words[0], "").format(name)
     if words[0] in ("convert", "export"):
         dtype = given.get("--dtype") or given.get("--quantize") or ""
+        dtype = dtype or (f"{bits}bit" if (bits := given.get("--bits")) else "")
         kind = _SUFFIXES.get(given.get("--format", "gguf"), f"-{given.get('--format')}")
         found = f"{name}{f'-{dtype}' * bool(dtype)}{kind}"
-    return found if found and not exists(found) else None
+    return _free(found) if found else None
+
+
+def _free(name: str) -> str | None:
+    """`name`, or with a number behind it, so that nothing has that name; None if all of them are taken."""
+    begin, suffix = os.path.splitext(name) if name.endswith(_FILES) else (name, "")
+    names = (name, *(f"{begin}-{n}{suffix}" for n in range(2, 10)))
+    return next((name for name in names if not exists(name)), None)
+
+
+_FILES = (".gguf", ".apr", ".safetensors")
 
 
 def _is_model(word: str) -> bool:
-    return word.endswith((".gguf", ".apr", ".safetensors")) or bool(word and exists(word))
+    return word.endswith(_FILES) or bool(word and exists(word))
 
 
 def _apart(words: list[str], switches: Collection[str]) -> tuple[list[str], list[str]]:

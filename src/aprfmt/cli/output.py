@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from aprfmt.errors import AprError, StorageError
+from aprfmt.errors import COMMAND, AprError, StorageError
 from aprfmt.text import CONTROLS, format_bytes, format_count, format_seconds
 from aprfmt.types import Json
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aprfmt.io.pipe import Progress, StartProgress
     from aprfmt.io.remote_file import Traffic
 
-_INTERVAL_S, _FIRST_S = 0.1, 0.8
+_INTERVAL_S, _FIRST_S = 0.1, 0.5
 _BAR_COLUMNS, _LEAST_BAR_COLUMNS = 24, 4
 _LEAST_NAME = 32
 """Minimum columns for a name before other columns are dropped: shorter tensor names become ambiguous."""
@@ -82,7 +82,7 @@ def as_text(value: object) -> str:
 def is_of_mlx(arguments: Sequence[str]) -> bool:
     """Whether a command line is one of mlx_lm.convert, where `-q` means quantize."""
     names = {word.partition("=")[0].replace("_", "-") for word in arguments}
-    return bool({"--hf-path", "mlx-lm.convert", "mlx-lm"} & names)
+    return bool({"--hf-path", "mlx-lm.convert", "mlx-lm"} & names) or arguments[:1] == ["mlx"]
 
 
 _TYPE = re.compile(r"i?q\d\w*|tq\d\w*|b?f16|fp?\d+\w*|mxfp4\w*|nvfp4\w*|int\d", re.IGNORECASE)
@@ -105,6 +105,7 @@ class Console:
         self.waiting = 0.0
         """When the line of a work in progress was written; 0: there is none."""
         self._answered = False
+        self._screen = threading.RLock()  # else the line of a work in progress comes between
 
     @property
     def data_stream(self) -> TextIO:
@@ -176,35 +177,70 @@ class Console:
     def warning(self, text: str) -> None:
         """A warning on stderr; the JSON object is expected to hold it too."""
         if self.mode == "human":
-            self.error_stream.write(f"{self.style('warning:', 'yellow', self.error_stream)} {printable(text)}\n")
+            self.clear_wait_line()
+            self._tell("warning:", "yellow", text)
 
     def progress_line(self, text: str) -> None:
         """A progress message on stderr, unless --quiet."""
         if self.mode != "quiet":
-            clear = "\r\x1b[2K" if self.waiting else ""
-            self.waiting = 0.0
-            print(clear + printable(text), file=self.error_stream, flush=True)
+            with self._screen:
+                self.clear_wait_line()
+                print(printable(text), file=self.error_stream, flush=True)
+
+    def wait_line(self, verb: str, seconds: float) -> None:
+        """Names work in progress on a line of its own, which whatever is printed next removes."""
+        passed = f" {seconds:.0f} s" if seconds >= 2 else ""
+        with self._screen:
+            begin, end = ("\r", "\x1b[K") if self.waiting else ("", "")
+            self.waiting = time.perf_counter()
+            self.error_stream.write(f"{begin}{verb} …{passed}{end}")
+            self.error_stream.flush()
+
+    def clear_wait_line(self) -> None:
+        """Removes the line of `wait_line`."""
+        with self._screen:
+            if self.waiting:
+                self.waiting = 0.0
+                self.error_stream.write("\r\x1b[2K")
+                self.error_stream.flush()
 
     def hint(self, text: str) -> None:
         """What to type next, on stderr in human mode; further lines explain the first."""
         if self.mode == "human":
-            lines = "\n      ".join(map(printable, text.split("\n")))
-            self.error_stream.write(f"{self.style('hint:', 'cyan', self.error_stream)} {lines}\n")
+            self._tell("hint:", "cyan", text)
 
     def note(self, text: str) -> None:
         """What the command line was taken for, on stderr in human mode."""
         if self.mode == "human":
-            self.error_stream.write(f"{self.style('note:', 'cyan', self.error_stream)} {printable(text)}\n")
+            self._tell("note:", "cyan", text)
 
     def failure(self, error: AprError, body: Mapping[str, object] | None = None) -> None:
         """Prints the error envelope merged with `body` in json mode, else `error: path: message (where)` and a hint."""
         if self.mode == "json" and not self._answered:
             self._json({"schema": "apr.error/1", "ok": False, "error": error.to_json(), **(body or {})})
             return
-        stream = self.error_stream
-        stream.write(f"{self.style('error:', 'red', stream)} {printable(str(error))}\n")
+        self._tell("error:", "red", str(error).replace("\n", "\\n"))
         if error.hint:
             self.hint(error.hint)
+
+    def _tell(self, label: str, style: str, text: str) -> None:
+        """Lines on stderr behind a label; a terminal gets prose wrapped, and commands whole, to be copied."""
+        import textwrap
+
+        stream, lines = self.error_stream, [printable(line) for line in text.split("\n")]
+        if stream.isatty():
+            room = max(20, width(stream) - len(label) - 1)
+            lines = [
+                part
+                for line in lines
+                for part in (
+                    [line]
+                    if COMMAND.match(line)
+                    else textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False) or [""]
+                )
+            ]
+        indent = "\n" + " " * (len(label) + 1)
+        stream.write(f"{self.style(label, style, stream)} {indent.join(lines)}\n")
 
     def _json(self, body: Mapping[str, object]) -> None:
         # ASCII escapes: correct in every locale, and the only JSON form of names that are not valid Unicode.
@@ -215,9 +251,11 @@ class Console:
     def _put(self, text: str, *, flush: bool = False) -> None:
         """Writes to stdout. Raises BrokenPipeError when nobody reads it, StorageError when it is full."""
         try:
-            self.data_stream.write(text)
-            if flush:
-                self.data_stream.flush()
+            with self._screen:
+                self.clear_wait_line()
+                self.data_stream.write(text)
+                if flush:
+                    self.data_stream.flush()
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -355,20 +393,20 @@ def progress_bar(verb: str, amount: Callable[[float], str] = format_bytes) -> It
     if out.mode != "human" or not out.error_stream.isatty() or os.environ.get("TERM") == "dumb":
         yield None
         return
-    drawn = 0.0
+    drawn, begun, over = 0.0, time.perf_counter(), threading.Event()
     lock = threading.Lock()
 
-    def begin() -> None:
-        """Names the work in progress that has shown nothing within the first second."""
-        nonlocal drawn
-        with lock:
-            if not drawn:
-                drawn = out.waiting = time.monotonic()
-                out.error_stream.write(f"{verb} …")
-                out.error_stream.flush()
+    def tell() -> None:
+        """Names work that has shown nothing within the first second, and its seconds, until a bar is drawn."""
+        pause = _FIRST_S
+        while not over.wait(pause):
+            pause = 1.0
+            with lock:
+                if drawn or over.is_set():
+                    return
+                out.wait_line(verb, time.perf_counter() - begun)
 
-    waiting = threading.Timer(_FIRST_S, begin)
-    waiting.daemon = True
+    waiting = threading.Thread(target=tell, daemon=True)
     waiting.start()
 
     def start(total: int) -> Progress:
@@ -381,7 +419,7 @@ def progress_bar(verb: str, amount: Callable[[float], str] = format_bytes) -> It
             if now - drawn >= _INTERVAL_S:
                 text = _bar(verb, done, total, max(now - began, 1e-9), label, amount)
                 with lock:
-                    drawn = now
+                    drawn, out.waiting = now, 0.0
                     out.error_stream.write("\r" + text + "\x1b[K")
                     out.error_stream.flush()
 
@@ -390,12 +428,12 @@ def progress_bar(verb: str, amount: Callable[[float], str] = format_bytes) -> It
     try:
         yield start
     finally:
-        waiting.cancel()
         with lock:
+            over.set()
             if drawn:
                 out.error_stream.write("\r\x1b[2K")
                 out.error_stream.flush()
-            drawn, out.waiting = 1.0, 0.0
+            out.clear_wait_line()
 
 
 def tokens(n: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,6 +66,9 @@ def command(
             raise UsageError(f"{', '.join(unfit)}: for the hub only, not for a registry")
         _push_oci(source, repo, layout or "modelpack", license, plan, no_license=no_license, follow_links=follow_links)
         return
+    if not os.path.exists(source) and os.path.exists(repo) and "/" in source:  # `hf upload` names the repository first
+        source, repo = repo, source
+        out.note(shlex.join(["apr", "push", source, repo]))
     if layout is not None:
         raise UsageError("--layout is for registries only", hint="apr push FILE oci://HOST/NAME:TAG")
     from aprfmt.publishing.push import push

@@ -10,7 +10,7 @@ import typer
 import aprfmt
 from aprfmt.cli.ci import JunitOption, SarifOption, ci_reports
 from aprfmt.cli.options import ForceOption, ModelArgument, PageOption
-from aprfmt.cli.output import out, printable, with_page, wrapped
+from aprfmt.cli.output import out, printable, progress_bar, with_page, wrapped
 from aprfmt.text import format_count, format_figure, format_seconds
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def qa(
     apr qa model.apr --json
     apr qa model.gguf --junit qa.xml --sarif qa.sarif
     """
-    with ci_reports("qa", file, junit, sarif) as write:
+    with progress_bar("checking"), ci_reports("qa", file, junit, sarif) as write:
         report = aprfmt.qa(
             file,
             against=against,

@@ -56,10 +56,13 @@ class Quantize(Conversion):
             _list_presets()
             return
         given = self.given()
+        if self.mix is None and (named := given.get("format")) is not None and _is_type(named):
+            self.mix = given.pop("format")
+            self.format = None
         words = [word for name in _INSTEAD if (word := given.get(name)) is not None]
         if self.file is None or (self.mix is None and not words):
             missing = "FILE" if self.file is None else "TYPE"
-            hint = f"apr quantize {self.file or 'FILE'} TYPE, such as q4_k_m; apr quantize --list shows all"
+            hint = f"apr quantize {self.file or 'FILE'} q4_k_m\napr quantize --list shows all types"
             raise UsageError(f"{missing} is missing", hint=hint)
         import aprfmt
         from aprfmt.convert.presets import find_preset, quantized_name
@@ -88,6 +91,13 @@ class Quantize(Conversion):
                 auto["text_field"] = "text"
         quantize = partial(aprfmt.quantize_model, mix=self.mix, log=out.progress_line)
         self.run("quantizing", quantize, self.file, output, **auto)
+
+
+def _is_type(name: str) -> bool:
+    """Whether a format is a quantization type by mistake."""
+    from aprfmt.convert.presets import find_preset
+
+    return find_preset(name) is not None
 
 
 _INSTEAD = ("target_size", "target_bpw", "max_kl", "recipe")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import sys
@@ -157,8 +158,14 @@ class RunCommand(Common, LlamaMachine):
         given = sys.stdin.buffer.read().decode(errors="replace").rstrip("\n")
         from aprfmt.cli.chat import ENDINGS
 
-        if not words and given.strip() in ENDINGS:  # a chat that ends at once
-            raise typer.Exit
+        lines = given.splitlines() if not words and not self.raw else []
+        if lines and lines[-1].strip() in ENDINGS:
+            if len(lines) == 1:  # a chat that ends at once
+                raise typer.Exit
+            if out.mode == "human":
+                sys.stdin = io.StringIO(given)
+                return None
+            given = "\n".join(lines[:-1])
         text = "\n".join(given if word == "-" else word for word in words or ["-"])
         if not text.strip():
             raise UsageError("the prompt is empty", hint=f'apr run {self.file} "Hello"')

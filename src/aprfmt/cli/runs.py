@@ -44,9 +44,11 @@ def resume(
     if find_spec("torch") is None:
         raise MissingDependencyError("training needs torch", hint="pip install torch")
     from aprfmt.cli.training import run_trainer
-    from aprtrain.recorded import recorded_config
+    from aprtrain.recorded import check_inputs, recorded_config
 
-    return run_trainer(*recorded_config(run, steps, data))
+    command, config, lines = recorded_config(run, steps, data)
+    check_inputs(config, run)
+    return run_trainer(command, config, lines)
 
 
 def runs(

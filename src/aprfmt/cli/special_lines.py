@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
 from aprfmt.cli.foreign_line import OtherLine, Suggestion, stem
-from aprfmt.cli.habits import HABITS
+from aprfmt.cli.foreign_options import model_of_modelfile
+from aprfmt.cli.habits import HABITS, Habit
 
 _OUTPUTS = ("-o", "--output", "--out", "--outfile")
 _MODELS = ("-m", "--model")
@@ -24,7 +25,7 @@ def _serve(rest: Sequence[str]) -> Suggestion | None:
     model = _value_of(rest, _MODELS) or next((word for word in rest if not word.startswith("-")), "")
     if not model:
         return None
-    options = [word for word in rest if word not in (*_MODELS, model)]
+    options = [word for word in rest if word not in (*_MODELS, model, "--serve", "--server")]
     is_gguf = model.endswith(".gguf")
     server = shlex.join(["llama-server", "-m", model if is_gguf else f"{stem(model)}.gguf", *options])
     if is_gguf:
@@ -34,6 +35,8 @@ def _serve(rest: Sequence[str]) -> Suggestion | None:
 
 def _create(rest: Sequence[str]) -> Suggestion | None:
     """Ollama reads a Modelfile of a GGUF itself."""
+    if (files := [word for word in rest if _is_modelfile(word)]) and not {"-f", "--file"} & {*rest}:
+        rest = [*(word for word in rest if word not in files), "-f", files[0]]
     if not {"-f", "--file", "--from"} & {word.partition("=")[0] for word in rest}:
         if len([word for word in rest if not word.startswith("-")]) != 1 or not os.path.isfile("Modelfile"):
             return None
@@ -44,6 +47,10 @@ def _create(rest: Sequence[str]) -> Suggestion | None:
         return None
     line = shlex.join(["ollama", "create", name, "-f", _value_of(rest, ("-f", "--file")) or "Modelfile"])
     return Suggestion([], then=f"Ollama reads {model} as it is", complete=False, shell=line)
+
+
+def _is_modelfile(word: str) -> bool:
+    return os.path.basename(word).lower().startswith("modelfile") and os.path.isfile(word)
 
 
 def _value_of(rest: Sequence[str], options: Collection[str]) -> str:
@@ -73,11 +80,17 @@ def pulled(address: str) -> str:
 
 
 def _inspect(rest: Sequence[str]) -> Suggestion | None:
-    """One model at a time."""
+    """One model at a time, a key of its metadata, or a page about it."""
     places = [word for word in rest if not word.startswith("-")]
+    if any(word.endswith(".html") for word in places) and len(places) == 2:
+        return Suggestion(["report", *sorted(places, key=lambda word: word.endswith(".html"))[:1], "-o", places[1]])
     if len(places) < 2:
         return None
-    return _each("inspect")(rest) or Suggestion(
+    if len(rest) == 2 and is_model(rest[0]) and not os.path.exists(rest[1]) and "." in rest[1]:
+        return Suggestion(["meta", "get", *rest])
+    models = [word for word in rest if is_model(word)]
+    skipped = all(map(os.path.exists, rest)) and len(models) > 1  # inspect *
+    return _each("inspect")(models if skipped else rest) or Suggestion(
         ["inspect", places[0]], then="inspect shows one model at a time", complete=False
     )
 
@@ -86,7 +99,7 @@ def _each(*ours: str) -> Callable[[Sequence[str]], Suggestion | None]:
     """Our command on each of several models."""
 
     def lines(rest: Sequence[str]) -> Suggestion | None:
-        if len(rest) < 2 or not all(map(_is_model, rest)):
+        if len(rest) < 2 or not all(map(is_model, rest)):
             return None
         first, *more = ([*ours, word] for word in rest)
         return Suggestion(first, more=more)
@@ -94,7 +107,19 @@ def _each(*ours: str) -> Callable[[Sequence[str]], Suggestion | None]:
     return lines
 
 
-def _is_model(word: str) -> bool:
+def each_of_folder(command: str, folder: str) -> Suggestion | None:
+    """Our command on each model of a folder of several."""
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    paths = [os.path.join(folder, name) for name in names if not name.startswith(".")]
+    models = [path for path in paths if is_model(path)]
+    if len(models) < 2 or "config.json" in names:
+        return None
+    first, *more = ([command, path] for path in models)
+    return Suggestion(first, more=more)
+
+
+def is_model(word: str) -> bool:
+    """Whether a word is a folder, or a file with the suffix of a model."""
     return os.path.isdir(word) or (word.endswith(_SUFFIXES) and os.path.isfile(word))
 
 
@@ -110,13 +135,22 @@ def _embed(rest: Sequence[str]) -> Suggestion | None:
     return found
 
 
-def _kl(rest: Sequence[str]) -> Suggestion | None:
-    """In whichever order two models are named, the larger one is the reference."""
-    found = OtherLine("kl", HABITS["kl"]).read(rest)
-    words, models = found.words, [word for word in rest[:2] if _is_model(word)]
-    if len(models) == 2 and "--against" in words and size_of(models[0]) > size_of(models[1]):
-        words[words.index("--against") + 1], words[1] = models
-    return found
+def _kl(key: str) -> Callable[[Sequence[str]], Suggestion | None]:
+    """In whichever order two models are named, the larger one is the reference; of equal ones by the row."""
+
+    def line(rest: Sequence[str]) -> Suggestion | None:
+        found = OtherLine(key, HABITS[key]).read(rest)
+        words, models = found.words, [word for word in rest[:2] if is_model(word)]
+        if len(models) == 2 and "--against" in words and _differ(*map(size_of, models)):
+            words[words.index("--against") + 1], words[1] = sorted(models, key=size_of, reverse=True)
+        return found
+
+    return line
+
+
+def _differ(one: int, other: int) -> bool:
+    """Whether two sizes are those of different precisions."""
+    return max(one, other) > 1.1 * min(one, other)
 
 
 def size_of(path: str) -> int:
@@ -141,12 +175,39 @@ def is_adapter(path: str) -> bool:
     return os.path.isfile(os.path.join(path, "adapter_config.json"))
 
 
+def first_part(words: Sequence[str]) -> str | None:
+    """The first of the shards of one file, or of those in a folder; None for anything else."""
+    parts = [*words]
+    if len(parts) == 1 and os.path.isdir(parts[0]):
+        parts = [os.path.join(parts[0], name) for name in sorted(os.listdir(parts[0]))]
+    is_one = len({PART.sub("", name) for name in parts}) == 1 and all(map(PART.search, parts))
+    return min(parts) if is_one else None
+
+
 def _merge(rest: Sequence[str]) -> Suggestion | None:
-    """The shards of a file, or the first one, and a file that is not there: joins them."""
-    *parts, output = rest or [""]
-    if not parts or not all(map(PART.search, parts)) or output.startswith("-") or os.path.exists(output):
-        return None
-    return OtherLine("join", HABITS["join"]).read([min(parts), "-o", output])
+    """The shards of a file, or a folder of them, and perhaps a file that is not there: joins them."""
+    words = [word for word in rest if word not in _OUTPUTS]
+    *parts, output = words if words and not os.path.exists(words[-1]) else [*words, ""]
+    first = first_part(parts)
+    if first is None or output.startswith("-"):
+        return _merge_of_many(rest)
+    return OtherLine("join", HABITS["join"]).read([first, *(["-o", output] if output else [])])
+
+
+def _merge_of_many(rest: Sequence[str]) -> Suggestion | None:
+    """Models behind `--models`, or each behind `--model`; weights as several words; `-m METHOD`."""
+    words: list[str] = []
+    for at, word in enumerate(rest):
+        after = rest[at + 1] if at + 1 < len(rest) else ""
+        if word == "-m" and not os.path.exists(after):
+            words.append("--method")
+        elif word in ("-m", "--model", "--models") and os.path.exists(after):
+            continue
+        elif words[-2:-1] == ["--weights"] and re.fullmatch(r"[\d.]+", word):
+            words[-1] += f",{word}"
+        else:
+            words.append(word)
+    return OtherLine("merge", Habit("[MODEL...]", "merge MODEL...")).read(words) if words != [*rest] else None
 
 
 def _set(rest: Sequence[str]) -> Suggestion | None:
@@ -160,14 +221,226 @@ def _set(rest: Sequence[str]) -> Suggestion | None:
     return Suggestion(["meta", "template", "set", words[0], path]) if os.path.isfile(path) else None
 
 
+def _metadata(rest: Sequence[str]) -> Suggestion | None:
+    """`metadata ACTION FILE ...`, in either order."""
+    from aprfmt.cli.meta import ACTIONS
+
+    at = next((at for at, word in enumerate(rest[:2]) if word in ACTIONS and not os.path.exists(word)), None)
+    if at is None:
+        return None
+    return Suggestion(["meta", ACTIONS[rest[at]], *rest[:at], *rest[at + 1 :]])
+
+
+def _download(rest: Sequence[str]) -> Suggestion | None:
+    """`get MODEL KEY`: of a file that is there."""
+    return Suggestion(["meta", "get", *rest]) if len(rest) == 2 and is_model(rest[0]) else None
+
+
+def _upload(rest: Sequence[str]) -> Suggestion | None:
+    """`hf upload REPO FOLDER .`: the last word is the folder in the repository, its root."""
+    if len(rest) < 3 or rest[2] not in (".", "./", "/"):
+        return None
+    return OtherLine("hf upload", HABITS["hf upload"]).read([*rest[:2], *rest[3:]])
+
+
+def _template(rest: Sequence[str]) -> Suggestion | None:
+    """A template is set, a conversation rendered."""
+    is_template = len(rest) == 2 and rest[1].endswith((".jinja", ".jinja2", ".j2"))
+    return Suggestion(["meta", "template", "set", *rest]) if is_template else None
+
+
+def _meta(rest: Sequence[str]) -> Suggestion | None:
+    """`meta template FILE` with an option that says what to do, and `meta FILE --template` alone."""
+    if rest[:1] == ["template"] and len(rest) > 3:
+        verb = {"--set": "set", **dict.fromkeys(("--render", "--messages", "--chat"), "render")}.get(rest[2], "")
+        return Suggestion(["meta", "template", verb, rest[1], *rest[3:]]) if verb else None
+    if len(rest) == 2 and rest[1] in ("--template", "--chat-template"):
+        return Suggestion(["meta", "template", rest[0]])
+    if len(rest) == 3 and rest[1] in ("--template", "--chat-template", "--chat-template-file"):
+        return Suggestion(["meta", "set", rest[0], "--template", rest[2]])
+    return None
+
+
+def _lora(rest: Sequence[str]) -> Suggestion | None:
+    """A model and data: trains an adapter."""
+    if any(word.endswith((".jsonl", ".json", ".txt", ".parquet")) for word in rest) or "--data" in rest:
+        return OtherLine("train lora", HABITS["train lora"]).read(rest)
+    return None
+
+
+def _run(rest: Sequence[str]) -> Suggestion | None:
+    """`--embed` as a switch: the text is elsewhere."""
+    for at, word in enumerate(rest):
+        if word in ("--embed", "--embedding", "--embeddings") and (at + 1 == len(rest) or rest[at + 1][:1] == "-"):
+            return OtherLine("embed", HABITS["embed"]).read([*rest[:at], *rest[at + 1 :]])
+    return None
+
+
+def _eval(rest: Sequence[str]) -> Suggestion | None:
+    """Two models and data: the second one is the reference."""
+    places = [word for word in rest[:2] if is_model(word)]
+    if len(places) != 2 or not {"--data", "-d", "-f"} & {*rest}:
+        return None
+    return OtherLine("eval", HABITS["eval"]).read([rest[0], "--against", *rest[1:]])
+
+
+def _split(rest: Sequence[str]) -> Suggestion | None:
+    """A size without an option, or behind that of split(1)."""
+    words = ["--shard-size" if word in ("-b", "-s", "--bytes") else word for word in rest]
+    sizes = [
+        at
+        for at, word in enumerate(words)
+        if re.fullmatch(r"\d+([kKMG]i?)?B?", word) and not words[at - 1].startswith("-") and not os.path.exists(word)
+    ]
+    for at in reversed(sizes):
+        words.insert(at, "--shard-size")
+    return OtherLine("split", HABITS["split"]).read(words) if words != [*rest] else None
+
+
+def _shard(rest: Sequence[str]) -> Suggestion | None:
+    found = _split(rest)
+    if found is None:
+        return None
+    words = found.words[1:]
+    if "-o" in words and words[words.index("-o") + 1] == f"{stem(rest[0])}-split.gguf":
+        del words[words.index("-o") : words.index("-o") + 2]
+    return Suggestion(["shard", *words])
+
+
+def _for_ollama(key: str) -> Callable[[Sequence[str]], Suggestion | None]:
+    """A Modelfile that starts from this model is there already."""
+
+    def line(rest: Sequence[str]) -> Suggestion | None:
+        found = OtherLine(key, HABITS[key]).read(rest)
+        own = model_of_modelfile("Modelfile").get("MODEL", "")
+        if not own or os.path.normpath(own) != os.path.normpath(found.words[1]):
+            return None
+        return _create([stem(own), "-f", "Modelfile"])
+
+    return line
+
+
+def _convert(rest: Sequence[str]) -> Suggestion | None:
+    """A page, or the model of an Ollama Modelfile."""
+    places = [word for word in rest if not word.startswith("-")]
+    if len(places) == 2 and places[1].endswith(".html") and is_model(places[0]):
+        return Suggestion(["report", places[0], "-o", places[1]])
+    files = [word for word in places if _is_modelfile(word)]
+    return _create(["model", "-f", files[0]]) if files and len(places) < 3 else None
+
+
+def page_of(rest: Sequence[str]) -> Suggestion | None:
+    """`MODEL -o PAGE.html`."""
+    page = _value_of(rest, _OUTPUTS)
+    model = next(filter(is_model, rest), "")
+    return Suggestion(["report", model, "-o", page]) if model and page.endswith(".html") and len(rest) == 3 else None
+
+
+def _rename(rest: Sequence[str]) -> Suggestion | None:
+    """A name that cannot be one of a file."""
+    is_name = len(rest) == 2 and not re.search(r"[/\\]|\.\w+$", rest[1]) and is_model(rest[0])
+    return Suggestion(["meta", "set", rest[0], f"general.name={rest[1]}"]) if is_name else None
+
+
+def _sums(rest: Sequence[str]) -> Suggestion | None:
+    """A list of sha256sum by itself: the files that it names."""
+    files = [word for word in rest if not word.startswith("-")]
+    if len(files) != 1 or is_model(files[0]) or not os.path.isfile(files[0]):
+        return _each("validate")(rest)
+    with open(files[0], encoding="utf-8", errors="replace") as file:
+        found = [re.fullmatch(r"[0-9a-fA-F]{64} [ *](.+)", line.rstrip("\n")) for line in file.readlines(1 << 16)]
+    folder = os.path.dirname(files[0])
+    lines = [["validate", os.path.join(folder, sum_[1]), "--sha256", files[0]] for sum_ in found if sum_ is not None]
+    return Suggestion(lines[0], more=lines[1:]) if lines and len(lines) == len(found) else None
+
+
+def _verify(rest: Sequence[str]) -> Suggestion | None:
+    """Several models: their integrity, which is not their signature."""
+    found = _sums(rest)
+    if found is not None and "--sha256" not in found.words:
+        found.then = "apr verify FILE --key KEY checks a signature"
+    return found
+
+
+def _distill(rest: Sequence[str]) -> Suggestion | None:
+    """A second model that is larger than the first one: which of them teaches is unclear."""
+    models = [word for word in rest[:2] if is_model(word)]
+    if len(models) != 2 or 2 * size_of(models[0]) >= size_of(models[1]):
+        return None
+    found = OtherLine("distill", HABITS["distill"]).read([*reversed(models), *rest[2:]])
+    found.then = "the larger model teaches"
+    return found
+
+
+def _extract(rest: Sequence[str]) -> Suggestion | None:
+    """Two models in either order: the one whose name goes on from that of the other is the fine-tuned one."""
+    places = [word.rstrip("/") for word in rest[:2] if not word.startswith("-") and is_model(word)]
+    if len(places) != 2:
+        return None
+    base, tuned = sorted(places, key=len)
+    if not stem(tuned).startswith(stem(base)) or stem(tuned) == stem(base):
+        return None
+    found = OtherLine("extract-lora", HABITS["extract-lora"]).read(["--base", base, "--tuned", tuned, *rest[2:]])
+    found.then = (
+        f"this takes {base} as the base and {tuned} as its fine-tune; exchange them if it is the other way round"
+    )
+    return found
+
+
+def _stamp(key: str) -> Callable[[Sequence[str]], Suggestion | None]:
+    """A line that names no output: the key is set in place, as `apr meta` does."""
+
+    def line(rest: Sequence[str]) -> Suggestion | None:
+        found = OtherLine(key, HABITS[key]).read(rest)
+        if {"-o", "--output", "--in-place"} & {*found.words} or found.words[2:3] != ["--set"] or found.dropped:
+            return None
+        return Suggestion(["meta", "set", found.words[1], *(word for word in found.words[3:] if word != "--set")])
+
+    return line
+
+
+_TYPES_OF_BITS = {"2": "q2_k", "3": "q3_k_m", "4": "q4_k_m", "5": "q5_k_m", "6": "q6_k", "8": "q8_0"}
+
+
+def _bits(rest: Sequence[str]) -> Suggestion | None:
+    """A number of bits of a GGUF is one of llama.cpp's types; MLX takes the number."""
+    bits = _value_of(rest, ("--bits",))
+    output = _value_of(rest, _OUTPUTS)
+    if bits not in _TYPES_OF_BITS or "mlx" in rest or (output and not output.endswith(".gguf")):
+        return None
+    at = rest.index("--bits")
+    return OtherLine("quantize", HABITS["quantize"]).read([*rest[:at], "--type", _TYPES_OF_BITS[bits], *rest[at + 2 :]])
+
+
 SPECIAL: dict[str, Callable[[Sequence[str]], Suggestion | None]] = {
     **dict.fromkeys(("llama-server", "mlx-lm server", "ollama serve", "transformers serve"), _serve),
     **dict.fromkeys(("ollama create", "ollama create -f"), _create),
     "ollama pull": _pull,
     "inspect": _inspect,
-    **dict.fromkeys(("check", "validate", "verify"), _each("validate")),
+    **dict.fromkeys(("check", "validate", "checksum", "checksum+1"), _sums),
+    "verify": _verify,
+    "doctor": _each("validate"),
+    "metadata": _metadata,
+    "hf download": _download,
+    **dict.fromkeys(("hf upload", "upload"), _upload),
+    "template": _template,
+    **dict.fromkeys(("meta", "meta --set"), _meta),
+    **dict.fromkeys(("join-lora", "lora"), _lora),
+    "run": _run,
+    "llama-cli": _run,
+    **dict.fromkeys(("eval", "llama-perplexity", "evaluate"), _eval),
+    **dict.fromkeys(("split", "llama-gguf-split"), _split),
+    "shard": _shard,
+    **dict.fromkeys(("convert", "export"), _convert),
+    "rename": _rename,
+    **{key: _for_ollama(key) for key in ("export --ollama", "modelfile")},
+    **{key: _stamp(key) for key in ("stamp --name", "stamp --chat-template")},
+    "quantize --bits": _bits,
+    "extract-lora": _extract,
+    "run --serve": _serve,
+    "distill": _distill,
     "embed": _embed,
-    "kl": _kl,
+    **{key: _kl(key) for key in ("kl", "compare --data", "diff --data", "parity --data")},
     "llama-export-lora": _export_lora,
     "merge": _merge,
     "gguf-set-metadata": _set,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -59,7 +60,8 @@ class Stamp(Common):
         from aprfmt.io.source import watch_opened
 
         if (self.output is None) != self.in_place:
-            hint = f"apr stamp {self.file} -o stamped{self.file.suffix} --license MIT"
+            hint = shlex.join(["apr", *out.arguments, "--in-place"])
+            hint = "leave out --in-place, or -o" if self.in_place else hint
             raise UsageError("use either -o PATH or --in-place", hint=hint)
         if self.output is not None:
             refuse_terminal(self.output)

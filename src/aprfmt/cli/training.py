@@ -2,6 +2,8 @@
 
 # No `from __future__ import annotations` here, see options.py.
 import os
+import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -146,6 +148,7 @@ def run_trainer(command: str, settings: "Config", lines: Sequence[str]) -> int:
             on_stall=partial(abort, tell=report),
         )
     except AprError as error:
+        error.hint = _whole_line(error.hint)
         if world_size() > 1:
             _end(error)
         raise
@@ -153,6 +156,18 @@ def run_trainer(command: str, settings: "Config", lines: Sequence[str]) -> int:
     number: int = summary.get("interrupted", 0)
     is_well = summary.get("qa", {"passed": True})["passed"]
     return 128 + number if number else 0 if is_well else 1
+
+
+_CONSENT = re.compile(r"(?:, or )?(?:to resume anyway, )?add ((?:--allow-[a-z-]+(?: \w+)??(?: (?=-)|(?= if )|$))+)")
+
+
+def _whole_line(hint: str | None) -> str | None:
+    """A hint that asks for consent, with the whole command line to give it."""
+    found = _CONSENT.search(hint or "")
+    if hint is None or found is None:
+        return hint
+    line = shlex.join(["apr", *out.arguments, *found[1].split()])
+    return "\n".join(filter(None, (line, hint.replace(found[0], "").strip(" ;,"))))
 
 
 def _end(error: AprError) -> None:

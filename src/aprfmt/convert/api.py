@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from aprfmt import formats
@@ -19,6 +20,7 @@ from aprfmt.canonical.lora_pairs import Base
 from aprfmt.canonical.model import Canonical, embedding_rows
 from aprfmt.canonical.model_kinds import is_adapter
 from aprfmt.canonical.packed import Decoding
+from aprfmt.canonical.padded_vocabulary import padded_vocabulary
 from aprfmt.canonical.read import canonical
 from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.dtypes import dtype_totals
@@ -86,7 +88,9 @@ def convert_model(call: ConvertCall) -> Report:
         src, dst: the model to read, the file or folder to write.
         progress: called with the total bytes; returns the function to call with the bytes of each step.
     """
-    return convert(call.src, call.dst, options_of(call))
+    multiple = call.pad_vocab
+    edit = None if multiple is None else partial(padded_vocabulary, multiple=multiple)
+    return convert(call.src, call.dst, options_of(call), edit)
 
 
 export_model = convert_model

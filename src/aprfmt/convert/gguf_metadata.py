@@ -14,6 +14,7 @@ from aprfmt.canonical.completion import complete_from_shapes
 from aprfmt.canonical.drafts import named_drafts, with_mtp_layers_counted
 from aprfmt.canonical.metadata import apr_metadata_of
 from aprfmt.canonical.model import Canonical, embedding_rows, from_gguf
+from aprfmt.canonical.padded_vocabulary import without_padding
 from aprfmt.canonical.sidecar import Sidecar
 from aprfmt.canonical.sides import links
 from aprfmt.canonical.tensor import CanonicalTensor, is_exact
@@ -160,7 +161,8 @@ def keys_of(
     now = {kv[0]: _rounded(kv) for kv in derive_keys(c, work, tensors, overlaid=True)}
     # What derive_keys yields for the source itself, before any edit.
     plain = replace(work, options=Options(), quantization=None)
-    then = {kv[0]: _rounded(kv) for kv in derive_keys(_as_import(c, base), plain, [], overlaid=True)}
+    source = replace(c, tensors=without_padding(c.tensors))
+    then = {kv[0]: _rounded(kv) for kv in derive_keys(_as_import(source, base), plain, [], overlaid=True)}
     if work.options.dtype == "keep":  # the source's own file type is kept
         del now["general.file_type"]
     del then["general.file_type"]

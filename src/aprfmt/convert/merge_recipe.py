@@ -34,7 +34,7 @@ from aprfmt.types import PathLike
 
 WEIGHTED, DARE = "weighted", "dare"
 
-ALIASES = {WEIGHTED: LINEAR, "average": LINEAR, DARE: DARE_LINEAR}
+ALIASES = {WEIGHTED: LINEAR, **dict.fromkeys(("average", "mean"), LINEAR), DARE: DARE_LINEAR}
 
 _DELTA = ("weight", "density", "normalize", "rescale", "lambda")
 

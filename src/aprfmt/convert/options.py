@@ -282,6 +282,9 @@ class ConvertCall(Options):
 
     src: PathLike = field(kw_only=False)
     dst: PathLike = field(kw_only=False)
+    pad_vocab: int | None = option(
+        None, "Pad embedding and head with zeros to a multiple of N rows, such as 64.", metavar="N", section=TOKENIZER
+    )
 
 
 @light_dataclass(frozen=True, kw_only=True)

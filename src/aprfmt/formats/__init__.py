@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from aprfmt.errors import ZERO_BYTE, AprError, CorruptError, NotFoundError, UnknownFormatError, UsageError
+from aprfmt.errors import ONE_FILE, ZERO_BYTE, AprError, CorruptError, NotFoundError, UnknownFormatError, UsageError
 from aprfmt.io import downloads
 from aprfmt.io.source import Source, is_file, is_folder, watch_opened
 from aprfmt.light_dataclass import light_dataclass
@@ -342,9 +342,9 @@ def _unknown_folder(found: Candidate) -> AprError:
     if models:
         best = next((name for name in models if name.startswith("model.")), models[0])
         names = dict.fromkeys([best, *models])
-        which = "the file" if len(names) == 1 else "one of its files"
+        which = ONE_FILE if len(names) == 1 else "name one of its files: "
         reason = "no safetensors weights found in the folder"
-        hint = f"name {which}: {first_few([found.path / name for name in names])}"
+        hint = which + first_few([found.path / name for name in names])
     elif any(name.endswith((".h5", ".msgpack")) for name in found.names):
         reason = "the folder's weights are neither safetensors nor PyTorch"
         hint = "convert the weights to safetensors first (transformers: save_pretrained)"

@@ -1,6 +1,6 @@
 """Hub addresses: resolved in the local Hugging Face cache, else read from the hub by ranges (`hub_files`).
 
-hf://org/repo[@revision][/file][:QUANT]   org/repo[:QUANT]   a URL of the hub's pages
+hf://org/repo[@revision][/file][:QUANT]   org/repo[:QUANT]   a URL of the hub's pages   https://HOST/.../model.gguf
 
 <cache>/models--org--repo/refs/<revision>      text file that holds a commit
 <cache>/models--org--repo/snapshots/<commit>/  the repository's files, links into ../../blobs
@@ -16,9 +16,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, StorageError, UsageError
-from aprfmt.formats import hub_files
+from aprfmt.formats import hub_files, url_files
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES, belongs, read_text_file, read_weight_map
-from aprfmt.formats.hub_errors import HubPath, cache_folder, failure
+from aprfmt.formats.hub_errors import HubPath, cache_folder, failure, is_offline
 from aprfmt.io import hub_cache
 from aprfmt.text import first_few
 
@@ -63,7 +63,12 @@ def hint_at_address(text: str) -> str | None:
     """A hint for a mistyped address or an unsupported store; None for other paths."""
     match = _SCHEME.fullmatch(text)
     hint = _FETCHES.get(match["scheme"].lower()) if match is not None else None
-    return hint.format(match["rest"]) if match is not None and hint is not None else None
+    if match is None or hint is None:
+        return None
+    name = os.path.basename(match["rest"])
+    if name.endswith(WEIGHT_SUFFIXES) and " --recursive " in hint:
+        hint = hint.replace(" --recursive", "").replace("FOLDER", f"{name}\nthen pass {name}")
+    return hint.format(match["rest"])
 
 
 def parse(address: str) -> HubPath:
@@ -81,15 +86,9 @@ def parse(address: str) -> HubPath:
 
 def _of_page(url: str) -> HubPath:
     """Parses a URL of the hub's pages: /org/repo, /org/repo/tree/REV, /org/repo/blob/REV/file, ..."""
-    try:
-        from huggingface_hub import constants
-    except ImportError as error:
-        hint = "pip install huggingface_hub, or write hf://org/repo"
-        raise MissingDependencyError("a URL needs huggingface_hub", path=url, hint=hint) from error
-    parts = urlsplit(url)
-    hosts = {*getattr(constants, "HF_URL_HOSTS", ()), urlsplit(constants.ENDPOINT).hostname}
+    parts, is_own = urlsplit(url), _is_of_the_hub(url)
     match = _PAGE.fullmatch(parts.path)
-    if parts.hostname not in hosts or match is None or match["repo"].split("/")[0] in _NO_MODELS:
+    if not is_own or match is None or match["repo"].split("/")[0] in _NO_MODELS:
         name = os.path.basename(parts.path) or "FILE"
         hint = f"curl -fL -O '{url}', then pass {name}; models of the hub: hf://org/repo"
         raise UsageError(f"not a model page of the hub: {url!r}", hint=hint)
@@ -99,12 +98,28 @@ def _of_page(url: str) -> HubPath:
 
 
 def snapshot(address: str) -> Path:
-    """The folder (or file) of an address: in the local cache, or placeholders for the hub's files.
+    """The folder (or file) of an address: in the local cache, or placeholders for the hub's files, or for one file
+    of another server.
 
     No network request is made if the cache has it, or if HF_HUB_OFFLINE is set. Raises UsageError, NotFoundError,
     MissingDependencyError (huggingface_hub), StorageError.
     """
+    if not address.startswith("hf://") and not _is_of_the_hub(address) and url_files.is_file_address(address):
+        return url_files.open_url(address)
     return locate(parse(address), address)
+
+
+def _is_of_the_hub(url: str) -> bool:
+    """Whether the host of a URL is the hub's. Raises MissingDependencyError without huggingface_hub."""
+    try:
+        from huggingface_hub import constants
+    except ImportError as error:
+        hint = "pip install huggingface_hub, or write hf://org/repo"
+        raise MissingDependencyError("a URL needs huggingface_hub", path=url, hint=hint) from error
+    parts = urlsplit(url)
+    return parts.netloc == urlsplit(constants.ENDPOINT).netloc or parts.hostname in getattr(
+        constants, "HF_URL_HOSTS", ()
+    )
 
 
 def of_bare(text: str) -> Path:
@@ -122,7 +137,7 @@ def locate(wanted: HubPath, address: str) -> Path:
     """`snapshot` of a parsed address, which messages call `address`."""
     cache = cache_folder()
     found = _cached(wanted, cache)
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    offline = is_offline()
     # Offline, an incomplete snapshot is better than none: its reader names the missing shard.
     if found is not None and (offline or _is_complete(found)):
         hub_cache.register(_snapshot_folder(wanted, cache) or found, _is_text)

@@ -46,6 +46,11 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
     return expand_home(own or home + "/hub", "the hub cache", "HF_HOME")
 
 
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE forbids requests."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
 # huggingface_hub's exception classes by name; the first match counts.
 _ANSWERS = {
     "GatedRepoError": (

@@ -7,7 +7,7 @@ list with its digests is trusted as the hub's own (TLS); every byte of a file is
 from __future__ import annotations
 
 import os
-import threading
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +25,7 @@ from aprfmt.errors import (
     MissingDependencyError,
     StorageError,
     UnsupportedError,
+    UsageError,
 )
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
 from aprfmt.formats.hub_errors import HubPath, cache_folder, failure
@@ -35,7 +36,7 @@ from aprfmt.io.chunks import LEAST_STORED_BYTES, Store
 from aprfmt.io.hub_cache import is_digest
 from aprfmt.io.names import findings
 from aprfmt.io.remote import place, prefetch_headers, remove_old
-from aprfmt.io.remote_file import RemoteFile
+from aprfmt.io.remote_file import Fetch, RemoteFile
 from aprfmt.limits import MAX_CARRIED_FILES, MAX_HUB_NESTED, MAX_TEXT_FILE_BYTES
 from aprfmt.types import Json
 
@@ -47,13 +48,13 @@ FIRST_PAUSE_S = 0.5
 
 _MOST_PAUSE_S = 30.0
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
-_STAYS_S = 300.0  # how long a branch is assumed to point to the same commit
+STAYS_S = 300.0
+"""Seconds for which a branch is assumed to point to the same commit, and an address to the same file."""
+
 _LEFT_S = 7 * 24 * 3600.0
 _PROGRESS_BYTES = 64 << 10  # progress after which a broken connection does not count as a repeated failure
 _MOST_FILE_BYTES = 1 << 50
 _SHOWN_CHARS = 60
-
-_count = threading.Lock()
 
 
 @dataclass(eq=False, slots=True)
@@ -82,6 +83,8 @@ class Repository:
 
 _opened: dict[tuple[str, str, str], Repository] = {}
 _by_folder: dict[str, Repository] = {}
+URL_FOLDERS: dict[str, str] = {}
+"""Folder of the placeholder of a file at an address of another server -> that address."""
 
 
 def repository_of(path: Path | str) -> tuple[Repository, str] | None:
@@ -107,7 +110,7 @@ def open_repository(wanted: HubPath) -> Repository:
         ) from error
     key = (str(constants.ENDPOINT), wanted.repo, wanted.revision)
     found = _opened.get(key)
-    if found is not None and (time.monotonic() - found.begun < _STAYS_S or found.commit == wanted.revision):
+    if found is not None and (time.monotonic() - found.begun < STAYS_S or found.commit == wanted.revision):
         return found
     info = look_up(wanted)
     found = _place(wanted.repo, info.commit, info.rows)
@@ -199,7 +202,8 @@ def _file(repo: str, commit: str, row: Json) -> RemoteFile | str:
     is_text = not name.endswith(WEIGHT_SUFFIXES) and size <= MAX_TEXT_FILE_BYTES
     address = f"hf://{repo}@{commit[:12]}/{name}"
     file = RemoteFile(name, address, size, str(digest), lambda start, end: iter(()), is_text)
-    file.fetch = partial(_fetch, repo, commit, file)
+    failed = partial(_failure, repo=repo, commit=commit, file=file)
+    file.fetch = partial(fetch_ranges, partial(_request, repo, commit, file), failed, file)
     return file
 
 
@@ -210,13 +214,18 @@ class _CutError(Exception):
     """The response ended early."""
 
 
-def _fetch(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> Iterator[bytes]:
-    """The bytes [start, end) of a file; reconnects after a cut connection. Raises AprError."""
+def fetch_ranges(
+    request: Fetch, failure: Callable[[Exception], AprError], file: RemoteFile, start: int, end: int
+) -> Iterator[bytes]:
+    """The bytes [start, end) of a file by `request`; reconnects after a cut connection.
+
+    Raises AprError; `failure` describes what the HTTP client raises.
+    """
     failures = 0
     while start < end:
         begun = start
         try:
-            for data in _request(repo, commit, file, start, end):
+            for data in request(start, end):
                 start += len(data)
                 yield data
             if start < end:
@@ -228,7 +237,7 @@ def _fetch(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> It
             failures = 1 if start - begun >= _PROGRESS_BYTES else failures + 1
             pause = _pause(error, failures)
             if pause is None or failures > RETRIES:
-                raise _failure(error, repo, commit, file) from error
+                raise failure(error) from error
             time.sleep(pause)
 
 
@@ -249,14 +258,12 @@ def _request(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> 
     from huggingface_hub import constants, hf_hub_url
 
     url = hf_hub_url(repo, file.name, revision=commit, endpoint=constants.ENDPOINT)
-    with _count:
-        remote_file.traffic.requests += 1
+    remote_file.traffic.count_request()
     with open_answer(url, {"Range": f"bytes={start}-{end - 1}"}) as (response, redirects):
         _check((*redirects, response), file, start, end)
         left = end - start
         for data in body(response):
-            with _count:
-                remote_file.traffic.n_bytes += len(data)
+            remote_file.traffic.count_bytes(len(data))
             yield data[:left]
             left -= len(data)
             if left <= 0:
@@ -312,6 +319,9 @@ def download(path: str) -> str:
     A file of that cache is verified too. Raises AprError.
     """
     found = repository_of(path)
+    if (url := URL_FOLDERS.get(os.path.dirname(os.path.abspath(path)))) is not None:
+        line = shlex.join(["apr", "convert", url, "-o", os.path.basename(path)])
+        raise UsageError("llama.cpp reads local files only", path=url, hint=line)
     if found is None:
         hub_cache.verify(path)
         return path

@@ -107,15 +107,17 @@ def ask(url: str) -> bytes:
 
 
 @contextmanager
-def open_answer(url: str, headers: Mapping[str, str]) -> Iterator[tuple[HubResponse, list[HubResponse]]]:
-    """The response to a GET with its body unread, and the redirects that led to it.
+def open_answer(
+    url: str, headers: Mapping[str, str], *, with_token: bool = True
+) -> Iterator[tuple[HubResponse, list[HubResponse]]]:
+    """The response to a GET with its body unread, and the redirects that led to it; other servers get no token.
 
     Raises AnswerError, StorageError, UnsupportedError, and what the HTTP client raises.
     """
     from huggingface_hub.utils import get_session
 
     client, until = get_session(), time.monotonic() + _HEADER_TIMEOUTS * timeout()
-    sent = {**_own_headers(), **headers, "Accept-Encoding": "identity"}
+    sent = {**_own_headers(with_token=with_token), **headers, "Accept-Encoding": "identity"}
     request = client.build_request("GET", url, headers=sent, timeout=timeout())
     redirects: list[HubResponse] = []
     while True:
@@ -133,13 +135,13 @@ def open_answer(url: str, headers: Mapping[str, str]) -> Iterator[tuple[HubRespo
         request = response.next_request
 
 
-def _own_headers() -> dict[str, str]:
+def _own_headers(*, with_token: bool) -> dict[str, str]:
     """User agent and token. huggingface_hub's function for them makes an unlimited request of its own."""
     from huggingface_hub import __version__, constants, get_token
 
     import aprfmt
 
-    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    token = get_token() if with_token and not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else None
     agent = {"User-Agent": f"aprfmt/{aprfmt.__version__}; hf_hub/{__version__}"}
     return agent | ({"Authorization": f"Bearer {token}"} if token else {})
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from aprfmt import formats
 from aprfmt.errors import ChangedError, CorruptError, UnsupportedError
+from aprfmt.inspection.tensor_filter import chosen_tensors
 from aprfmt.io.pipe import StartProgress
 from aprfmt.model import Tensor
 from aprfmt.schema import check_numbers
-from aprfmt.text import name_filter
 from aprfmt.types import PathLike
 
 
@@ -79,7 +79,8 @@ def tensors(
 
     Args:
         path: the model, in any format.
-        filter: a glob; without wildcards, names that contain it.
+        filter: a glob; without wildcards, names that contain it. Hugging Face names choose tensors of a GGUF too, and
+            GGUF names those of a checkpoint.
         limit: list at most so many; 0: all.
         stats: read the values: mean, deviation, range, NaN, infinities, zeros.
         hash: the SHA-256 of the stored bytes.
@@ -89,10 +90,9 @@ def tensors(
         AprError: the file cannot be opened.
     """
     check_numbers(limit=(limit, 0))
-    fits = name_filter(filter)
     with formats.open_unchanged(path) as model:
         entries = model.tensors.entries
-        chosen = [tensor for tensor in entries if fits(tensor.name)]
+        chosen = chosen_tensors(model, filter)
         shown = chosen[:limit] if limit else chosen
         sharded = len(model.sources) > 1  # offsets are relative to a shard
         reads = progress if stats or hash else None

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from aprfmt import formats
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.errors import UsageError
+from aprfmt.inspection.tensor_filter import chosen_tensors
 from aprfmt.limits import MAX_TREE_DEPTH
 from aprfmt.model import Model, Tensor
-from aprfmt.text import name_filter
 from aprfmt.types import PathLike
 
 _LONGEST_NUMBER = 9
@@ -135,9 +135,7 @@ def tree(path: PathLike, *, depth: int = 0, filter: str | None = None) -> Tree:
 
 def tree_of(model: Model, file: str, *, depth: int = 0, filter: str | None = None) -> Tree:
     """The module tree of an opened model; see `tree`."""
-    fits = name_filter(filter)
-    entries = model.tensors.entries
-    chosen = [tensor for tensor in entries if fits(tensor.name)]
+    entries, chosen = model.tensors.entries, chosen_tensors(model, filter)
     nodes = _nodes(chosen, 0, "", 1, {})
     return Tree(file, model.label, len(entries), len(chosen), depth, tuple(nodes))
 

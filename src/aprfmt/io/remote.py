@@ -31,13 +31,13 @@ class RemoteSource(Source):
     def __init__(self, path: str, file: RemoteFile, store: Store, identity: FileIdentity) -> None:
         super().__init__(path, None, None, file.size, identity)
         self.file = file
-        self.stated_digest = file.digest
+        self.stated_digest = file.digest if file.is_stated else None
         self.store = store
         self._is_open = True
 
     def check_unchanged(self, *, digest: bool = False) -> None:
         """Compares the file with its digest if weights were read, or with `digest` if anything was."""
-        if self.file.is_read or (digest and self.file.is_used):
+        if self.file.is_read or (digest and self.file.is_used and self.file.is_stated):
             self.store.verify(self.file)
 
     def view(self, offset: int = 0, n_bytes: int | None = None) -> memoryview:

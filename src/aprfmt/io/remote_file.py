@@ -50,7 +50,8 @@ class Traffic:
         used: addresses of the files of which any byte was used.
         verified: addresses of the files whose digest was compared.
         skipped: files of a repository that are left out, each with the reason.
-        origins: addresses of the repositories, with the revision.
+        origins: addresses of the repositories, with the revision, and of files of other servers.
+        unstated: addresses of the files whose server states no digest.
     """
 
     requests: int = 0
@@ -60,15 +61,28 @@ class Traffic:
     verified: dict[str, None] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    unstated: dict[str, None] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count_request(self) -> None:
+        """Counts a range request."""
+        with self._lock:
+            self.requests += 1
+
+    def count_bytes(self, n: int) -> None:
+        """Counts bytes that a request returned."""
+        with self._lock:
+            self.n_bytes += n
 
     @property
     def unverified(self) -> list[str]:
         """Files that were read in part, so their digest could not be compared."""
-        return [address for address in self.used if address not in self.verified]
+        return [address for address in self.used if address not in self.verified and address not in self.unstated]
 
     def to_json(self) -> dict[str, object]:
         """The summary in the command line's JSON."""
-        skipped = {"skipped_files": self.skipped} if self.skipped else {}
+        skipped: dict[str, object] = {"skipped_files": self.skipped} if self.skipped else {}
+        skipped |= {"files_without_digest": len(self.unstated)} if self.unstated else {}
         return {
             "sources": self.origins,
             "requests": self.requests,
@@ -88,6 +102,8 @@ class Traffic:
         )
         what = f"{format_bytes(self.n_bytes)} in {plural(self.requests, 'request')}{reused}{verified}{unverified}"
         skipped = f"; skipped {first_few(self.skipped)}" if self.skipped else ""
+        if self.unstated:
+            skipped += "; the server states no digest, so the bytes are not verified (apr validate --sha256)"
         return f"fetched {what}: {', '.join(self.origins)}{skipped}"
 
 
@@ -103,6 +119,7 @@ class RemoteFile:
         address: for messages.
         size: in bytes.
         digest: in hex: SHA-256 (64 digits), or git's SHA-1 of a blob (40 digits).
+        is_stated: whether the server states that digest; else it only names the chunks on this disk.
         fetch: yields its bytes.
         server: what has it, for messages.
         is_text: whether it is something other than weights, which may be needed whole.
@@ -121,6 +138,7 @@ class RemoteFile:
     hashed: int = 0
     is_verified: bool = False
     server: str = "the hub"
+    is_stated: bool = True
     _kept: dict[int, bytes] = field(default_factory=dict)
     _used: dict[int, bytes] = field(default_factory=dict)
     _dropped: dict[int, bytes] = field(default_factory=dict)
@@ -254,10 +272,11 @@ class RemoteFile:
 
     def _compare(self) -> None:
         state = self._states[-1] if self._states else new_hash(self.digest, self.size)
-        if state.hexdigest() != self.digest:
+        if self.is_stated and state.hexdigest() != self.digest:
             raise self.bad()
         self.is_verified = True
-        traffic.verified[self.address] = None
+        if self.is_stated:
+            traffic.verified[self.address] = None
 
     def _check_good(self) -> None:
         if self._is_bad:

@@ -54,8 +54,8 @@ class Divergence:
     seconds: float
 
     def to_json(self) -> dict[str, object]:
-        """The object of `apr eval --against --json`."""
-        return asdict(self)
+        """The object of `apr eval --against --json`; only the second half of a window is scored."""
+        return asdict(self) | {"window": self.n_ctx, "stride": self.n_ctx, "scored_from": self.n_ctx // 2}
 
 
 def histogram(kl: npt.NDArray[np.float64]) -> list[int]:

@@ -90,8 +90,8 @@ class Evaluation(EvaluatedModel):
     seconds: float
 
     def to_json(self) -> dict[str, object]:
-        """The object of `apr eval --json`."""
-        return asdict(self)
+        """The object of `apr eval --json`; `window` and `stride` in tokens, all positions of a window are scored."""
+        return asdict(self) | {"window": self.seq_len, "stride": self.seq_len, "scored_from": 0}
 
 
 @dataclass(frozen=True, slots=True)

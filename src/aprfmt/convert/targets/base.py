@@ -185,12 +185,18 @@ def targets() -> Iterator[Target]:
     yield from (plugin for plugin in formats.plugins() if isinstance(plugin, Target))
 
 
+_ALIASES = {"huggingface": "hf", "hugging-face": "hf", "transformers": "hf"}
+
+
 def find_target(dst: PathLike, name: str | None = None) -> Target:
     """The target called `name`, else the one for the suffix of `dst` (a folder is "hf"). Raises UsageError."""
     if name is not None:
-        if (target := next((t for t in targets() if t.name == name.lower()), None)) is not None:
+        asked = _ALIASES.get(name.lower(), name.lower())
+        if (target := next((t for t in targets() if t.name == asked), None)) is not None:
             return target
-        raise UsageError(f"unknown format {name!r}", hint="one of: " + ", ".join(t.name for t in targets()))
+        hint = "one of: " + ", ".join(t.name for t in targets())
+        hint = "Ollama reads a GGUF: --format gguf --modelfile" if asked == "ollama" else hint
+        raise UsageError(f"unknown format {name!r}", hint=hint)
     suffix = Path(dst).suffix.lower()
     # "model.ggfu" is a typo, "smollm2-v1.5" a folder.
     is_suffix = suffix[1:].isalpha() and not os.path.isdir(dst)

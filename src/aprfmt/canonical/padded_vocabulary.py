@@ -1,0 +1,125 @@
+"""Vocabulary padding: embedding and output head with rows up to a multiple, as tensor parallelism and kernels want."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+from aprfmt.arch.grammar import dims_of
+from aprfmt.arch.names import matches
+from aprfmt.canonical.model import Canonical, embedding_rows
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.packed import TensorScales
+from aprfmt.codecs.recode import decode
+from aprfmt.codecs.stream import TensorSource
+from aprfmt.errors import RefusedError, UsageError
+from aprfmt.limits import MAX_VOCABULARY_MULTIPLE
+from aprfmt.text import plural
+from aprfmt.types import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedRows:
+    """A tensor with zeros behind its last row, read where it is stored.
+
+    Attributes:
+        source: the tensor.
+        rows: rows with the padding.
+        scales: none: a tensor with tensor scales is not padded.
+    """
+
+    source: TensorSource
+    rows: int
+    scales: TensorScales
+
+    @property
+    def name(self) -> str:
+        """Name of the tensor."""
+        return self.source.name
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the tensor."""
+        return self.source.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """Row-major shape, with the padding."""
+        return (self.rows, *self.source.shape[1:])
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes with the padding: rows are whole blocks."""
+        return self.source.n_bytes // self.source.shape[0] * self.rows
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from byte `offset`."""
+        stored = max(0, min(len(buffer), self.source.n_bytes - offset))
+        if stored:
+            self.source.read_into(offset, buffer[:stored])
+        buffer[stored:] = bytes(len(buffer) - stored)
+
+
+def padded_vocabulary(c: Canonical, multiple: int) -> tuple[Canonical, list[str]]:
+    """`c` with rows of zeros in each tensor that has one row per token, up to a multiple of `multiple`; and notes.
+
+    Stored rows keep their bytes in every dtype. The logits of the new ids are 0. Writers pad the token list to the rows
+    as their format does.
+
+    Raises:
+        UsageError: `multiple` is less than 2 or more than MAX_VOCABULARY_MULTIPLE.
+        RefusedError: an unknown architecture, a model without a token embedding, a tensor with tokens along another
+            axis, extra tensors (MTP layers) with a row per token, or a dtype whose zero bytes are not the value 0.
+    """
+    if type(multiple) is not int or not 2 <= multiple <= MAX_VOCABULARY_MULTIPLE:
+        raise UsageError(
+            f"pad_vocab must be a multiple from 2 to {MAX_VOCABULARY_MULTIPLE:,}, not {multiple!r:.40}",
+            hint="--pad-vocab 64",
+        )
+    row, path, n_rows = c.arch, c.model.path, embedding_rows(c)
+    if row is None or n_rows is None or c.embedding not in c.tensors:
+        what = "the architecture is unknown" if row is None else "it has no token embedding"
+        raise RefusedError(f"{what}, so its vocabulary cannot be padded", path=path)
+    wanted = -(-n_rows // multiple) * multiple
+    if wanted == n_rows:
+        return c, []
+    extra = next((tensor.name for tensor in c.extras.values() if tensor.shape[:1] == (n_rows,)), None)
+    if extra is not None:
+        raise RefusedError(
+            "an extra tensor also has one row per token", path=path, tensor=extra, hint="drop MTP layers with --no-mtp"
+        )
+    tensors = dict(c.tensors)
+    for name, tensor in c.tensors.items():
+        match = next(iter(matches(row, name)), None)
+        dims = match.row.dims[min(match.position, len(match.row.dims) - 1)] if match and match.row.dims else ""
+        axes = dims_of(dims) if dims else []
+        if not any("vocab" in axis for axis in axes):
+            continue
+        if axes[0] != "vocab" or any("vocab" in axis for axis in axes[1:]) or tensor.shape[0] != n_rows:
+            raise RefusedError("only tensors with one row per token can be padded", path=path, tensor=name)
+        tensors[name] = _padded(tensor, wanted)
+    h = deepcopy(c.hparams)
+    h.vocab_size = wanted
+    what = f"{plural(wanted - n_rows, 'row')} of zeros added to the vocabulary: {n_rows:,} to {wanted:,}"
+    return replace(c, hparams=h, tensors=tensors, is_whole=False, sidecar=None), [f"{what}; their logits are 0"]
+
+
+def without_padding(tensors: Mapping[str, CanonicalTensor]) -> dict[str, CanonicalTensor]:
+    """The `tensors` as they were before `padded_vocabulary`."""
+    return {
+        name: CanonicalTensor(name, (padded.source,)) if isinstance(padded := tensor.sources[0], PaddedRows) else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _padded(tensor: CanonicalTensor, rows: int) -> CanonicalTensor:
+    source = tensor.as_source()
+    n_zeros = source.n_bytes // source.shape[0]
+    is_zero = DTYPES[source.dtype].kind == "plain" or not decode(source.dtype, bytes(n_zeros), source.shape[1:]).any()
+    if tensor.scales or n_zeros * source.shape[0] != source.n_bytes or not is_zero:
+        raise RefusedError(
+            f"{source.dtype} cannot store a row of zeros here", tensor=tensor.name, hint="convert to --dtype bf16 first"
+        )
+    return CanonicalTensor(tensor.name, (PaddedRows(source, rows, {}),))
