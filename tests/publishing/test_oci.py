@@ -245,8 +245,9 @@ def test_a_file_of_oras_push_is_one_of_a_model(registry: OciRegistry, tmp_path: 
 
 
 def test_plan_license_and_addresses(
-    registry: OciRegistry, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    registry: OciRegistry, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     place = f"oci://{registry.host}/team/model:1"
     assert run(["push", str(folder), place, "--plan", "--no-license", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["digest"].startswith("sha256:")
@@ -264,8 +265,13 @@ def test_plan_license_and_addresses(
     assert f"apr pull {place} -o FOLDER" in capsys.readouterr().err
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        with pytest.raises(StorageError, match="cannot be reached"):
+        pauses: list[float] = []
+        monkeypatch.setattr(client, "_PAUSES_S", (0.1, 60.0))
+        monkeypatch.setattr("aprfmt.io.registry.time.sleep", pauses.append)
+        with pytest.raises(StorageError, match="cannot be reached") as caught:
             aprfmt.pull(f"oci://127.0.0.1:{closed.getsockname()[1]}/a/b", tmp_path / "none")
+    assert (pauses, caught.value.hint) == ([0.1], "check the address and the network")
+    assert not (tmp_path / "none").exists()
 
 
 # --- the registry of Debian, and the package oras, where they are installed ---

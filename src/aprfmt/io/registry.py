@@ -88,6 +88,7 @@ class Registry:
     def __init__(self, where: RegistryPath) -> None:
         self.where = where
         self._authorization: str | None = None
+        self._has_answered = False
         self._opener = urllib.request.build_opener(_Redirects())
 
     # --- manifests ---
@@ -271,7 +272,7 @@ class Registry:
 
         Raises NotFoundError (404), RefusedError (401, 403), StorageError.
         """
-        pauses = iter(_PAUSES_S)
+        pauses = iter(_PAUSES_S if self._has_answered else _PAUSES_S[:1])  # a wrong address stays wrong
         while True:
             try:
                 with self._response(method, url, headers, body) as response:
@@ -295,7 +296,9 @@ class Registry:
             try:
                 with _cuts():
                     response = self._opener.open(request, timeout=_TIMEOUT_S)
+                self._has_answered = True
             except urllib.error.HTTPError as error:
+                self._has_answered = True
                 with error:
                     words, challenge = _words(error), error.headers.get("WWW-Authenticate", "")
                 if error.code == 401 and not attempt and self._log_in(challenge):
@@ -347,7 +350,7 @@ class Registry:
         return StorageError(f"the registry answered {error.status}{said}", path=str(self.where))
 
     def _unreachable(self, error: Exception) -> StorageError:
-        hint = "run it again: what arrived is kept"
+        hint = "run it again: what arrived is kept" if self._has_answered else "check the address and the network"
         return StorageError(f"the registry cannot be reached: {error}", path=str(self.where), hint=hint)
 
 
