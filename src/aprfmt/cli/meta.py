@@ -115,7 +115,7 @@ def meta(
         value = aprfmt.metadata_value(file, key)
         _print({"file": file, "key": key, "value": value}, as_text(value) + "\n")
     elif action == "set" and name is not None and template is None and len(words) == 1:
-        _edit(action, [*words, f"general.name={name}"], output, plan=plan, force=force)
+        _edit(action, [*words, f"general.name={name}"], output, **how)
     elif action == "set" and template is not None:
         _template(["set", *words, template], output, name, None, **how)
     else:
