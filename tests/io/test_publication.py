@@ -228,6 +228,28 @@ def test_systems_without_files_without_a_name(tmp_path: Path, monkeypatch: pytes
     assert names(tmp_path) == ["f"]
 
 
+def test_a_disk_like_fat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without hard links, files without a name and exchanges; owners and attributes cannot be set."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    for name in ("link", "chown", "setxattr"):
+        monkeypatch.setattr(os, name, refuse)
+    monkeypatch.setattr("aprfmt.io.sink.open_unnamed", lambda folder, mode: None)
+    monkeypatch.setattr("aprfmt.io.sink.exchange", refuse)
+    for text in ("old", "new"):
+        with AtomicFile(tmp_path / "f", force=text == "new") as sink:
+            sink.write(text.encode())
+        with AtomicFolder(tmp_path / "d", force=text == "new") as folder:
+            (folder / "config.json").write_text(text)
+        assert (tmp_path / "f").read_text() == (tmp_path / "d" / "config.json").read_text() == text
+    with pytest.raises(ExistsError), AtomicFile(tmp_path / "f") as sink:
+        sink.write(b"x")
+    assert names(tmp_path) == ["d", "f"]
+    assert (tmp_path / "f").read_text() == "new"
+
+
 # --- sweeping ---
 
 
