@@ -19,6 +19,7 @@ from aprfmt.types import PathLike, paths_of
 if TYPE_CHECKING:
     from aprfmt.running.evaluation import Evaluation
     from aprfmt.running.teacher import TeacherReport
+    from aprtrain.config import Config
     from aprtrain.run import Summary
 
 
@@ -251,13 +252,13 @@ def resume(run: PathLike, *, steps: int | None = None, stream: TextIO | None = N
     Raises UnknownFormatError if `run` is not the folder of a run, RefusedError without a checkpoint, and as `distill`.
     """
     _require_torch()
-    from aprtrain.recorded import check_inputs, recorded_config
+    from aprtrain import recorded
     from aprtrain.run import run as train
 
-    folder = Path(formats.path_text(run, "run"))
-    command, settings, lines = recorded_config(folder, steps)
-    check_inputs(settings, folder)
-    return train(command, settings, stream=stream, lines=lines)
+    def on(command: str, settings: Config, lines: list[str]) -> Summary:
+        return train(command, settings, stream=stream, lines=lines)
+
+    return recorded.resume(Path(formats.path_text(run, "run")), steps, None, on)
 
 
 def _train(command: str, options: Mapping[str, object], config: PathLike | None, stream: TextIO | None) -> Summary:

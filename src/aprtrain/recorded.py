@@ -6,20 +6,22 @@ import glob
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aprfmt.errors import CorruptError, NotFoundError, RefusedError, UnknownFormatError, UsageError, storage_errors
 from aprfmt.inspection.run_report import METADATA, is_run
 from aprfmt.limits import MAX_REPORTED_BYTES
-from aprfmt.texts.sources import split_weights
+from aprfmt.texts.corpus import OtherDataError
+from aprfmt.texts.sources import HEADER, split_weights
 from aprfmt.types import JsonObject
 from aprtrain.config import Config, is_value
 
 _PATHS = ("teacher", "teacher_logprobs", "student", "init", "like", "shape", "eval_data")
 """Fields of one path."""
+_Result = TypeVar("_Result")
 
 
 def recorded_config(folder: Path, steps: int | None = None, data: str | None = None) -> tuple[str, Config, list[str]]:
@@ -53,8 +55,37 @@ def recorded_config(folder: Path, steps: int | None = None, data: str | None = N
     return command, *_extended(config, steps)
 
 
-def check_inputs(config: Config, folder: Path) -> None:
-    """Raises NotFoundError for a model or data of the run in `folder` that moved, with what to type."""
+def resume(
+    folder: Path, steps: int | None, data: str | None, train: Callable[[str, Config, list[str]], _Result]
+) -> _Result:
+    """Calls `train` with the run in `folder` as it is recorded.
+
+    If the data moved or changed and none is named, the run continues with the tokens that it stored; a line says so.
+    Raises as `recorded_config`; NotFoundError for a model or data that moved.
+    """
+    command, config, lines = recorded_config(folder, steps, data)
+    _check_models(config, folder)
+    stored = folder / "tokens"
+    has_stored = data is None and (stored / HEADER).is_file() and "WORLD_SIZE" not in os.environ
+    missing = next((path for path in map(os.fspath, split_weights(config.data)[0]) if not _is_there(path)), None)
+    if missing is None:
+        try:
+            return train(command, config, lines)
+        except OtherDataError:
+            if not has_stored:
+                raise
+        why = "the data changed since the run was started"
+    else:
+        why = f"the data {missing} is not there"
+        if not has_stored:
+            place = str(stored) if (stored / HEADER).is_file() else "PATH"
+            hint = shlex.join(["apr", "resume", str(folder), "--data", place])
+            raise NotFoundError("the data of the run are not there", path=missing, hint=hint)
+    lines = [*lines, f"{why}: continuing with the tokens that the run stored"]
+    return train(command, replace(config, data=(str(stored),)), lines)
+
+
+def _check_models(config: Config, folder: Path) -> None:
     started_in = _read(folder / METADATA).get("cwd")
     for path in (path for name in _PATHS if (path := getattr(config, name)) is not None):
         is_name = path.count("/") == 1 and not path.startswith((".", "/"))  # perhaps of the hub
@@ -63,15 +94,6 @@ def check_inputs(config: Config, folder: Path) -> None:
             line = shlex.join(["apr", "resume", str(folder)])
             hint = f"move it back, or type {line} in the folder that has {path}"
             raise NotFoundError(f"a model of the run is not there{began}", path=path, hint=hint)
-    missing = next((path for path in map(os.fspath, split_weights(config.data)[0]) if not _is_there(path)), None)
-    if missing is not None:
-        tokens = folder / "tokens"
-        line = shlex.join(["apr", "resume", str(folder), "--data", str(tokens) if tokens.is_dir() else "PATH"])
-        raise NotFoundError(
-            "the data of the run are not there",
-            path=missing,
-            hint=f"{line}\nresumes with the tokens that the run stored" if tokens.is_dir() else line,
-        )
 
 
 def _is_there(path: str) -> bool:

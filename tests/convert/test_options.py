@@ -37,6 +37,8 @@ def test_every_function_names_its_options_with_the_defaults_of_all(function: Cal
             "text_field": "text",
             "log": inspect.signature(function).parameters["log"].default,
         }
+    elif function is CONVERT:
+        defaults |= {"pad_vocab": None}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             assert parameter.default == defaults[name], name
@@ -45,7 +47,8 @@ def test_every_function_names_its_options_with_the_defaults_of_all(function: Cal
 
 
 def test_convert_model_takes_every_option() -> None:
-    assert set(inspect.signature(api.convert_model).parameters) == {"src", "dst", *(f.name for f in fields(Options))}
+    names = {"src", "dst", "pad_vocab", *(f.name for f in fields(Options))}
+    assert set(inspect.signature(api.convert_model).parameters) == names
 
 
 def test_a_type_checker_refuses_wrong_names_and_types(tmp_path: Path) -> None:

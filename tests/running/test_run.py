@@ -627,6 +627,8 @@ def test_vectors_of_texts(bert: Path, capsys: Capture, engine: str) -> None:
     assert run(["run", str(bert), "--embed", texts[0], "--embed", texts[1]]) == 0
     shown = capsys.readouterr().out
     assert "64 values, pooling: mean" in shown
+    vectors = [line.split() for line in shown.splitlines() if len(line.split()) == found.size]
+    assert [[*map(float, line)] for line in vectors] == [pytest.approx(item.vector, rel=1e-4) for item in found.items]
     assert f"{found.similarities[0][1]:.4f}" in shown
 
 

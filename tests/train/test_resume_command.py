@@ -69,6 +69,10 @@ def test_a_killed_run_goes_on_from_another_folder(
     assert [row.split()[:3] for row in rows] == [["here/run", "done", "6/6"], ["whole", "done", "6/6"]]
 
 
+def both(capsys: pytest.CaptureFixture[str]) -> str:
+    return "".join(capsys.readouterr())
+
+
 def test_what_moved_since_the_run_is_named_with_what_to_type(
     distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,9 +83,14 @@ def test_what_moved_since_the_run_is_named_with_what_to_type(
     data = record["resolved"]["data"]
     record["resolved"]["data"] = [str(tmp_path / "gone.jsonl")]
     path.write_text(json.dumps(record))
-    assert apr(["resume", str(folder), "--steps", "2"]) == 3
-    line = capsys.readouterr().err.partition("hint: apr ")[2].splitlines()[0]
-    assert line == f"resume {folder} --data {folder / 'tokens'}"
+    assert apr(["resume", str(folder), "--steps", "2"]) == 0
+    assert f"{tmp_path / 'gone.jsonl'} is not there: continuing with the tokens that the run stored" in both(capsys)
+    (tmp_path / "gone.jsonl").write_text('{"text": "other words"}\n' * 9)
+    path.write_text(json.dumps(record))
+    assert apr(["resume", str(folder), "--steps", "3"]) == 0
+    assert "the data changed since the run was started: continuing with the tokens" in both(capsys)
+    assert apr(["resume", str(folder), "--data", str(tmp_path / "gone.jsonl")]) == 5
+    assert f"hint: apr resume {folder} --data {folder / 'tokens'}" in both(capsys)
     record["resolved"] |= {"data": data, "teacher": "gone.gguf"}
     path.write_text(json.dumps(record))
     assert apr(["resume", str(folder)]) == 3

@@ -234,7 +234,7 @@ class RunCommand(Common, LlamaMachine):
             log=out.progress_line,
         )
         out.result(found.to_json(), _vectors(found))
-        if found.items[0].scores is None and found.size > _SHOWN:
+        if found.items[0].scores is None and found.size > _SHOWN and out.data_stream.isatty():
             out.hint(f"{shlex.join(['apr', *out.arguments, '--json'])}\nprints all {found.size:,} values")
 
 
@@ -254,12 +254,17 @@ def _vectors(found: Embeddings) -> Iterator[str]:
         ]
         yield from table(["text", *labels], rows, right=" ".join(labels), indent=0)
         return
-    rows = [
-        [name, f"{item.norm:.4f}", " ".join(f"{value:.4f}" for value in (item.vector or [])[:_SHOWN]) + " …"]
-        for name, item in zip(names, found.items, strict=True)
-    ]
     yield f"{found.size:,} values, pooling: {found.pooling}"
-    yield from table(["text", "norm", "first values"], rows, right="norm", indent=0)
+    if out.data_stream.isatty():
+        rows = [
+            [name, f"{item.norm:.4f}", " ".join(f"{value:.4f}" for value in (item.vector or [])[:_SHOWN]) + " …"]
+            for name, item in zip(names, found.items, strict=True)
+        ]
+        yield from table(["text", "norm", "first values"], rows, right="norm", indent=0)
+    else:
+        for name, item in zip(names, found.items, strict=True):
+            yield f"{name}  norm {item.norm:.4f}"
+            yield " ".join(f"{value:.6g}" for value in item.vector or ())
     if len(names) > 1:
         numbers = [str(i) for i in range(1, len(names) + 1)]
         cells = [

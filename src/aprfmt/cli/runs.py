@@ -27,8 +27,7 @@ def resume(
         typer.Option(metavar="N", min=1, help="Train up to this step instead of the recorded one; may be more."),
     ] = None,
     data: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Read the data here, such as RUN/tokens if the original files changed."),
+        str | None, typer.Option(metavar="PATH", help="Read the data here; if it moved or changed, RUN/tokens is read.")
     ] = None,
 ) -> int:
     """Continue a training run from its latest checkpoint with the options that its folder records.
@@ -44,11 +43,9 @@ def resume(
     if find_spec("torch") is None:
         raise MissingDependencyError("training needs torch", hint="pip install torch")
     from aprfmt.cli.training import run_trainer
-    from aprtrain.recorded import check_inputs, recorded_config
+    from aprtrain.recorded import resume as resume_recorded
 
-    command, config, lines = recorded_config(run, steps, data)
-    check_inputs(config, run)
-    return run_trainer(command, config, lines)
+    return resume_recorded(run, steps, data, run_trainer)
 
 
 def runs(

@@ -47,6 +47,10 @@ _LONG = 1 << 30  # bytes whose comparison with an earlier run takes noticeable t
 _HASHES = 1 << 64
 
 
+class OtherDataError(RefusedError):
+    """The data is not that of the run to resume, whose tokens may still be stored."""
+
+
 def prepare(
     paths: Sequence[Path],
     tokenizer: Tokenizer | None,
@@ -72,7 +76,7 @@ def prepare(
         held_out: fraction of the documents to hold out, above 0 and below 1.
         held_out_paths: evaluate on these files and folders instead of a fraction of `paths`.
         log: called with log lines.
-        wanted: required key of the data; other data raises RefusedError and leaves `folder` unchanged.
+        wanted: required key of the data; other data raises OtherDataError and leaves `folder` unchanged.
         own: the run's folder, excluded if it is inside `paths`.
         weights: sampling weights, one per path; empty: every token counts once.
         text_field: field of a record's text.
@@ -81,7 +85,8 @@ def prepare(
     Raises:
         UsageError: the data is the run's folder, shards with another split, or has no records for `text_field`.
         NotFoundError, CorruptError, MissingDependencyError: from reading, see `sources`.
-        RefusedError: a part without documents, or data whose key is not `wanted`.
+        RefusedError: a part without documents.
+        OtherDataError: data whose key is not `wanted`.
         StorageError: the disk is full or read-only.
     """
     encoder = Encoder(tokenizer)
@@ -98,7 +103,7 @@ def prepare(
         log(f"hashing {plan.n_bytes / 1e9:.1f} GB of data to compare with existing token shards")
     keys = plan.keys()
     if wanted not in (None, *keys):
-        raise RefusedError(
+        raise OtherDataError(
             "the data differs from that of the run to resume",
             hint=shlex.join(["apr", "resume", str(folder.parent), "--data", str(folder)])
             + "\nresumes with the original data; a new run needs another -o",
@@ -132,9 +137,7 @@ def tokenize(
             paths, tokenizer, folder, held_out=held_out, weights=weights, text_field=text_field, strict=strict, log=log,
             wanted=old and old["key"],
         )  # fmt: skip
-    except RefusedError as error:
-        if old is None or "differs from that of the run" not in error.message:
-            raise
+    except OtherDataError as error:
         raise ExistsError("the folder contains token shards of other data", path=folder) from error
 
 
