@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -440,8 +441,13 @@ def test_a_damaged_signature_is_not_answered_by_a_checksum(world: Path, monkeypa
 
 
 @pytest.mark.llama
-def test_an_embedding_names_the_line_that_prints_all_of_it(world: Path, apr: Any) -> None:
-    done = apr("embed", world / "m.gguf", "a b")
+def test_an_embedding_names_the_line_that_prints_all_of_it(
+    world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any
+) -> None:
+    """In a terminal; a pipe gets all of it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(type(sys.stdout), "isatty", lambda stream: stream is sys.stdout, raising=False)
+        done = apr("embed", world / "m.gguf", "a b")
     line, behind = done.stderr.partition("hint: ")[2].splitlines()
     body = apr(*shlex.split(line)[1:]).json
     assert behind.split() == f"prints all {len(body['items'][0]['vector'])} values".split()

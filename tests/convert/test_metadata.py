@@ -230,6 +230,8 @@ def test_the_command(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert apr("meta", "set", "m.gguf", "general.name", "a=b")[0] == 0
     assert apr("meta", "get", "m.gguf", "general.name")[1] == "a=b\n"
     assert apr("meta", "gett", "m.gguf")[0] == 2
+    code, _, said = apr("meta", "list", "m.gguf", "--template", "new.jinja")
+    assert (code, "meta list only reads, so --template has no effect" in said) == (2, True)
     assert apr("meta", "get", "m.gguf", "general.nam")[2].endswith("hint: did you mean general.name?\n")
     assert apr("stamp", "folder", "--in-place", "--license", "mit")[0] == 0
     assert apr("stamp", "m.gguf", "--in-place", "--set", "tokenizer.chat_template={% if %}")[0] == 5

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from turns import LONG_TESTS, PARTS, PARTS_OF_LONGEST, _listed, in_turn, left_out, read_long_tests, takes_turns, turn
+from turns import LONG_TESTS, PARTS, _listed, in_turn, left_out, read_long_tests, takes_turns, turn
 
 from long_tests import long_tests, merged, sums
 
@@ -90,16 +90,16 @@ def test_tests_of_one_value_run_together() -> None:
 
 def test_listed_tests_take_turns_that_cost_alike() -> None:
     """Of a function its cases, of a file the whole; what is not listed always runs, and marks go before the list."""
-    long = {"test_one.py::test_a": 4.0, "test_one.py::test_b": 3.0, "test_two.py": 9.0}
+    long = {"test_one.py::test_a": 2.0, "test_one.py::test_b": 3.0, "test_two.py": 9.0}
     cases = [Item(f"test_a[{n}]") for n in range(8)]
     whole = [Item(name, path=Path("test_two.py")) for name in ("test_a", "test_c[1]", "test_c[2]")]
     others = [Item("test_c"), Item("test_a[marked]", (pytest.mark.turns.mark,))]
     items = [*cases, Item("test_b"), *whole, *others]
-    ran = [set(items) - _listed(items, now, long) for now in range(5, 5 + PARTS_OF_LONGEST)]  # type: ignore[arg-type]
+    ran = [set(items) - _listed(items, now, long) for now in range(5, 5 + 16)]  # type: ignore[arg-type]
     assert set().union(*ran) == set(items)
     assert all(part >= {*others} for part in ran)
-    assert sorted(len(part & {*whole}) for part in ran) == [0] * 7 + [3]
-    assert sorted(len(part & {*cases}) for part in ran) == [1] * 8
+    assert sorted(len(part & {*whole}) for part in ran) == [0] * 15 + [3]
+    assert sorted(len(part & {*cases}) for part in ran) == [1] * 16
     quick = [set(cases) - _listed(cases, now, {"test_one.py::test_a": 0.5}) for now in range(PARTS)]  # type: ignore[arg-type]
     assert sorted(map(len, quick)) == [2, 2, 2, 2]
 

@@ -7,8 +7,9 @@ With `turns(by="name")` all tests of a file that take the same value of the para
 they share is built for the values in turn only. With `turns(rows=True)` the first case of each row always runs: what
 stands before the first `/` in a case's id is its row. `turns(of=…)` names another number of parts.
 
-Tests without a mark that take long are listed in long_tests.txt: of those that take a second and more an eighth runs,
-of the others a quarter, of each function another case. A listed file, whose fixtures take long, runs as a whole.
+Tests without a mark that take long are listed in long_tests.txt: of those that take three seconds and more a sixteenth
+runs, of those that take one an eighth, of the others a quarter, of each function another case. A listed file, whose
+fixtures take long, runs as a whole.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ Case = TypeVar("Case")
 
 PARTS = 4
 """Commits in a row that run every test that is marked."""
-PARTS_OF_LONGEST, LONGEST = 8, 1.0
-"""Commits in a row that run every listed test of so many seconds and more; PARTS those of less."""
+PARTS_OF_LISTED = {3.0: 16, 1.0: 8, 0.0: PARTS}
+"""Seconds -> commits in a row that run every listed test that takes as many and more."""
 
 LONG_TESTS = Path(__file__).with_name("long_tests.txt")
 """What takes 0.3 s and more of processor time for a case: `SECONDS FILE::FUNCTION` or `SECONDS FILE` a line.
@@ -103,13 +104,15 @@ def _listed(items: Iterable[pytest.Item], now: int, long: Mapping[str, float]) -
                 units[item.nodeid].append(item)
     cost = {unit: long.get(unit) or long[unit.partition("[")[0]] for unit in units}
     out: set[pytest.Item] = set()
-    for parts, taken in (
-        (PARTS_OF_LONGEST, lambda unit: cost[unit] >= LONGEST),
-        (PARTS, lambda unit: cost[unit] < LONGEST),
-    ):
-        dealt = sorted(filter(taken, units), key=lambda unit: (-cost[unit], unit))
+    for parts in PARTS_OF_LISTED.values():
+        alike = [unit for unit in units if _parts(cost[unit]) == parts]
+        dealt = sorted(alike, key=lambda unit: (-cost[unit], unit))
         out |= {item for place, unit in enumerate(dealt) if place % parts != now % parts for item in units[unit]}
     return out
+
+
+def _parts(seconds: float) -> int:
+    return next(parts for least, parts in PARTS_OF_LISTED.items() if seconds >= least)
 
 
 def _marked(items: Iterable[pytest.Item], now: int | None) -> set[pytest.Item]:

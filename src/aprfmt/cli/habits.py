@@ -147,7 +147,7 @@ HABITS: dict[str, Habit] = {
     "llama-perplexity": Habit("MODEL [DATA]", "eval MODEL --data=DATA", options=EVAL_OPTIONS),
     "llama-imatrix": Habit("MODEL...", "imatrix MODEL...", options=IMATRIX_OPTIONS),
     "llama-bench": Habit("MODEL...", "bench MODEL...", options=BENCH_OPTIONS),
-    "llama-gguf-split": Habit("MODEL OUT", "convert MODEL -o OUT.gguf", options={"--split": ""}),
+    "llama-gguf-split": Habit("MODEL OUT", "convert MODEL -o OUT", options={"--split": ""}),
     "llama-gguf-split --merge": Habit("MODEL OUT", "convert MODEL -o OUT", options={"--merge": ""}),
     "llama-export-lora": Habit(
         "MODEL ADAPTER OUT", "merge-adapter MODEL ADAPTER -o OUT", options={"--lora": "ADAPTER"}
@@ -440,7 +440,13 @@ SAME = {
     "fsck": "check",
     **dict.fromkeys(("cmp", "delta"), "compare"),
     "merge --peft-model": "merge --lora",
-    "edit --template": "edit --chat-template",
+    **{
+        f"{verb} {option}": "edit --chat-template"
+        for verb in ("edit", "set", "gguf-set-metadata", "update", "modify")
+        for option in TEMPLATE
+        if f"{verb} {option}" != "edit --chat-template"
+    },
+    "metadata --chat-template-file": "edit --chat-template",
     **dict.fromkeys(("stamp --template", "stamp --chat-template-file"), "stamp --chat-template"),
     "cache": "hf cache",
     "perplexity": "llama-perplexity",
@@ -468,7 +474,7 @@ SAME = {
     ),
     **dict.fromkeys(("ls-tensors", "layers"), "list-tensors"),
     "keys": "metadata",
-    "edit": "gguf-set-metadata",
+    **dict.fromkeys(("edit", "update", "modify"), "gguf-set-metadata"),
     **dict.fromkeys(("edit --set", "set-metadata --set", "set --set"), "metadata --set"),
     **dict.fromkeys(("edit --name", "set-metadata --name"), "gguf-set-metadata --name"),
     "apply-template": "apply-chat-template",

@@ -104,6 +104,9 @@ def meta(
 
         out.failure_exit = 2
         return diff(*_expect(action, words, 2), metadata_only=True)
+    given = {"--output": output, "--name": name, "--template": template}
+    if action in ("list", "get") and (unused := next((option for option, value in given.items() if value), None)):
+        raise UsageError(f"meta {action} only reads, so {unused} has no effect", hint=_FORMS["set"])
     how = _Writing(plan=plan, force=force, follow_links=follow_links)
     if action == "template":
         _template(words, output, name, template, **how)

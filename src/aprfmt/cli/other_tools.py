@@ -115,7 +115,7 @@ def rephrase(arguments: Sequence[str]) -> Suggestion | None:
     if habit is None:
         return None
     if (special := SPECIAL.get(key)) is not None and (found := special(rest)) is not None:
-        if key == "split":
+        if key in _SPLITS:
             _keep_gguf(found.words)
         return found
     if not habit.ours:
@@ -149,7 +149,7 @@ def _read(key: str, habit: Habit, rest: list[str], is_mlx: bool) -> Suggestion:
         _of_mlx(found.words, asked=bool({*_QUANTIZE} & {*rest}))
     else:
         found = OtherLine(key, habit).read(rest)
-    if key == "split":
+    if key in _SPLITS:
         _keep_gguf(found.words)
     found.words[1:] = _in_order(found.words)
     return found
@@ -295,6 +295,7 @@ def _with_rank(rest: Sequence[str]) -> list[str]:
     return words
 
 
+_SPLITS = ("split", "llama-gguf-split")
 _JOINS = ("join", "llama-gguf-split --merge")
 
 
@@ -314,7 +315,11 @@ def _keep_gguf(words: list[str]) -> None:
     """Names the shards of a GGUF as GGUFs: `split model.gguf part` writes part-00001-of-..."""
     output = words.index("-o") + 1 if "-o" in words else words.index("--output") + 1 if "--output" in words else 0
     if output and words[1].endswith(".gguf") and not os.path.splitext(words[output])[1]:
-        words[output] = f"{words[output].rstrip('/')}.gguf"
+        name = words[output].rstrip("/")
+        if os.path.isdir(name):
+            is_beside = os.path.realpath(name) == os.path.realpath(os.path.dirname(words[1]))
+            name = os.path.join(name, stem(words[1]) + "-split" * is_beside)
+        words[output] = f"{name}.gguf"
 
 
 _QUANTIZE = ("-q", "--quantize")
