@@ -29,7 +29,7 @@ from aprfmt.errors import (
 )
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
 from aprfmt.formats.hub_errors import HubPath, cache_folder, failure
-from aprfmt.formats.hub_requests import HubResponse, ask, body, open_answer
+from aprfmt.formats.hub_requests import HubResponse, ask, open_answer, range_of_body
 from aprfmt.io import hub_cache, jsonx, remote_file
 from aprfmt.io.cache import cache_home, own_folder
 from aprfmt.io.chunks import LEAST_STORED_BYTES, Store
@@ -261,13 +261,7 @@ def _request(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> 
     remote_file.traffic.count_request()
     with open_answer(url, {"Range": f"bytes={start}-{end - 1}"}) as (response, redirects):
         _check((*redirects, response), file, start, end)
-        left = end - start
-        for data in body(response):
-            remote_file.traffic.count_bytes(len(data))
-            yield data[:left]
-            left -= len(data)
-            if left <= 0:
-                return
+        yield from range_of_body(response, end - start)
 
 
 def _check(answers: Sequence[HubResponse], file: RemoteFile, start: int, end: int) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from aprfmt.errors import StorageError, UnsupportedError, UsageError
+from aprfmt.io import remote_file
 from aprfmt.limits import MAX_HUB_ANSWER_BYTES, MAX_HUB_REDIRECTS, MIN_HUB_PIECE_BYTES, MIN_HUB_RATE
 
 RATE_VARIABLE = "APR_HUB_MIN_RATE"
@@ -239,6 +240,16 @@ def body(response: HubResponse) -> Iterator[bytes]:
                 hint=f"run it again: downloads resume; {RATE_VARIABLE}=BYTES sets the minimum bytes/s ({rate})",
             )
         yield data
+
+
+def range_of_body(response: HubResponse, n_bytes: int) -> Iterator[bytes]:
+    """The first `n_bytes` of the body of a response, counted in the traffic. Raises as `body`."""
+    for data in body(response):
+        remote_file.traffic.count_bytes(len(data))
+        yield data[:n_bytes]
+        n_bytes -= len(data)
+        if n_bytes <= 0:
+            return
 
 
 def _least_rate() -> int:

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from aprfmt.errors import AprError, ChangedError, MissingDependencyError, NotFoundError, StorageError, UnsupportedError
 from aprfmt.formats import hub_files
 from aprfmt.formats.hub_errors import is_offline
-from aprfmt.formats.hub_requests import AnswerError, HubResponse, body, open_answer
+from aprfmt.formats.hub_requests import AnswerError, HubResponse, open_answer, range_of_body
 from aprfmt.io import remote_file
 from aprfmt.io.cache import cache_home, own_folder
 from aprfmt.io.chunks import LEAST_STORED_BYTES, Store
@@ -124,13 +124,7 @@ def _request(url: str, stated: _Stated, file: RemoteFile, start: int, end: int) 
     try:
         with open_answer(url, {"Range": f"bytes={start}-{end - 1}"}, with_token=False) as (response, _):
             _check(response, stated, file, start, end)
-            left = end - start
-            for data in body(response):
-                remote_file.traffic.count_bytes(len(data))
-                yield data[:left]
-                left -= len(data)
-                if left <= 0:
-                    return
+            yield from range_of_body(response, end - start)
     except AprError as error:
         raise _of_server(error, file.address) from error
 
