@@ -27,8 +27,10 @@ from processor_times import recorded
 from tiny_models import BYTES, build
 from tiny_models import CASES as TINY_CASES
 from turns import examples, left_out, turn
+from warm_workers import WarmWorkers
 
 from aprfmt.errors import set_hint_words
+from aprfmt.io import child
 
 ONEDNN_ISAS = {"default": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE"}
 """`ATEN_CPU_CAPABILITY` -> the same for oneDNN, which else packs bf16 for the real processor."""
@@ -118,6 +120,7 @@ def pytest_collection_finish() -> None:
     """The garbage collector need not look at modules and tests again and again: they stay."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(int(os.environ.get("GCT", "700")), 10, 10)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -135,6 +138,14 @@ def quick_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_workers() -> Iterator[WarmWorkers]:
+    """Processes of llama.cpp start in a tenth of the time; those of tests/llama start as they do for users."""
+    with WarmWorkers(child._start) as workers, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child, "_start", workers.start)
+        yield workers
 
 
 @pytest.fixture(scope="session", autouse=True)

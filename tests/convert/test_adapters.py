@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from adapter_models import FAMILIES, SCRIPT, convert_lora, files, values, write_adapter, write_base
+from adapter_models import FAMILIES, files, values, write_adapter, write_base
+from converter_peer import ADAPTERS, CONVERTER, ConverterPeer
 
 import aprfmt
 from aprfmt.errors import AprError
 
-pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="tools/fetch_material.py llama.cpp-converter")
+pytestmark = pytest.mark.skipif(
+    not (CONVERTER / ADAPTERS).exists(), reason="tools/fetch_material.py llama.cpp-converter"
+)
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -52,7 +55,7 @@ def test_a_gguf_has_the_tensors_of_llama_cpps_script_and_every_form_comes_back(f
     report = aprfmt.convert_model(lora, tmp_path / "ours.gguf")
     assert report.losses == []
     if family != "falcon":  # whose fused rows the script cannot divide
-        convert_lora(lora, base, tmp_path / "theirs.gguf")
+        ConverterPeer().convert_adapter(lora, base, tmp_path / "theirs.gguf")
         same_values(values(tmp_path / "ours.gguf"), values(tmp_path / "theirs.gguf"))
     # PEFT -> GGUF -> PEFT and PEFT -> MLX -> PEFT: the same tensors and the same config.
     aprfmt.convert_model(tmp_path / "ours.gguf", tmp_path / "back", format="hf", base=base)
@@ -93,7 +96,7 @@ def test_an_apr_has_hugging_face_names_rank_and_alpha(llama: tuple[Path, Path], 
 
 def test_a_gguf_adapter_without_its_base_keeps_what_depends_on_it(llama: tuple[Path, Path], tmp_path: Path) -> None:
     base, lora = llama
-    convert_lora(lora, base, tmp_path / "lora.gguf")
+    ConverterPeer().convert_adapter(lora, base, tmp_path / "lora.gguf")
     assert aprfmt.validate(tmp_path / "lora.gguf").passed
     assert aprfmt.import_model(tmp_path / "lora.gguf", tmp_path / "x.apr").lossless
     aprfmt.convert_model(tmp_path / "x.apr", tmp_path / "again.gguf")

@@ -1,5 +1,12 @@
-"""These tests write most of the suite's bytes: their files are kept in memory."""
+"""Here llama.cpp's processes start as they do for users."""
 
-import in_memory
+import pytest
+from warm_workers import WarmWorkers
 
-tmp_path_factory = in_memory.tmp_path_factory
+from aprfmt.io import child
+
+
+@pytest.fixture(autouse=True)
+def cold_workers(warm_workers: WarmWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts a Python process for each worker."""
+    monkeypatch.setattr(child, "_start", warm_workers.cold)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from arch_models import CACHE, build, find_case, write_tokenizers
-
-SCRIPT = CACHE / "llama.cpp-converter" / "convert_lora_to_gguf.py"
+from arch_models import build, find_case, write_tokenizers
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -64,22 +60,6 @@ def write_adapter(model: Any, folder: Path, targets: Sequence[str], base: Path |
     with warnings.catch_warnings(action="ignore"):
         adapted.save_pretrained(str(folder))
     return adapted
-
-
-def convert_lora(adapter: Path, base: Path, out: Path) -> None:
-    """llama.cpp's script writes `out`. Raises subprocess.CalledProcessError with what it said."""
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        "--base",
-        str(base),
-        "--outtype",
-        "f32",
-        "--outfile",
-        str(out),
-        str(adapter),
-    ]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
 
 
 def values(path: Path) -> dict[str, Any]:

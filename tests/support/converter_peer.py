@@ -1,7 +1,9 @@
-"""llama.cpp's convert_hf_to_gguf.py: one process imports torch and transformers, each conversion is a fork of it.
+"""llama.cpp's convert_hf_to_gguf.py and convert_lora_to_gguf.py.
 
-    python converter_peer.py FOLDER    reads {"source", "out", "type", "options", "plain_vocabulary", "patches"} a line,
-                                       writes {"code", "log"} a line
+One process imports torch and transformers, each conversion is a fork of it.
+
+    python converter_peer.py FOLDER    reads {"script", "source", "out", "type", "options", "plain_vocabulary",
+                                       "patches"} a line, writes {"code", "log"} a line
 
 Where the script fails it gets further chances, so that what is compared is weights and keys: `--no-mtp`, which it
 offers for models without the extra layers that it expects, and a plain byte-level vocabulary, because the cases'
@@ -26,6 +28,7 @@ from typing import Any
 from arch_models import CACHE
 
 CONVERTER = CACHE / "llama.cpp-converter"
+MODELS, ADAPTERS = "convert_hf_to_gguf.py", "convert_lora_to_gguf.py"
 ATTEMPTS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("", (), False),
     ("--no-mtp", ("--no-mtp",), False),
@@ -124,8 +127,16 @@ class ConverterPeer:
             out.unlink(missing_ok=True)
             raise ConverterError(_reason(answer["log"]))
 
+    def convert_adapter(self, adapter: Path, base: Path, out: Path) -> None:
+        """Writes `out` as convert_lora_to_gguf.py does, in F32. Raises ConverterError."""
+        options = ["--base", str(base.absolute())]
+        question = {"script": ADAPTERS, "source": str(adapter.absolute()), "out": str(out.absolute()), "type": "f32"}
+        answer = self._ask({**question, "options": options, "plain_vocabulary": False, "patches": []})
+        if answer["code"]:
+            raise ConverterError(_reason(answer["log"]))
+
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        if not (self._folder / "convert_hf_to_gguf.py").exists():
+        if not (self._folder / MODELS).exists():
             raise ConverterError("not in the material cache: run tools/fetch_material.py llama.cpp-converter")
         process = _running.get(self._folder)
         if process is None or process.poll() is not None:
@@ -225,7 +236,7 @@ def _convert(folder: Path, question: dict[str, Any], log: int) -> None:
         import signal
 
         signal.alarm(_TIMEOUT)
-        script = folder / "convert_hf_to_gguf.py"
+        script = folder / question.get("script", MODELS)
         options = ["--outtype", question["type"], "--outfile", question["out"], *question["options"]]
         sys.argv = [str(script), question["source"], *options]
         _patch(folder, question["patches"])

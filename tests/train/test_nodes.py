@@ -188,6 +188,7 @@ def test_a_world_that_somebody_else_began_is_joined_and_left(tmp_path: Path) -> 
         torch.distributed.init_process_group("gloo")
         with join_world("cpu") as world:
             assert (world.rank, world.size, world.is_one_node, world.is_local_first) == (rank, 2, False, True)
+            torch.distributed.barrier()  # who leaves early breaks the other's connection
         assert torch.distributed.is_initialized()
         torch.distributed.destroy_process_group()
 

@@ -84,6 +84,11 @@ def run(arguments: Sequence[str], seconds: float) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
+def _start(words: Sequence[str], variables: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=log, env=variables, cwd=sys.base_prefix)
+
+
 class Child:
     """A process that answers each JSON line with a JSON line. Its working folder is that of the Python installation.
 
@@ -109,14 +114,7 @@ class Child:
         self._most_bytes = most_bytes
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         try:
-            self._process = subprocess.Popen(
-                command(arguments, site=site),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                env=environment(more),
-                cwd=sys.base_prefix,
-            )
+            self._process = _start(command(arguments, site=site), environment(more), self._log)
         except OSError as error:
             self._log.close()
             raise StorageError(f"cannot start a Python process: {error.strerror}", path=sys.executable) from error

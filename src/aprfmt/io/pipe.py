@@ -125,6 +125,8 @@ class FileLayout:
 # --- the pipeline ---
 
 CHUNK_BYTES = 1 << 20
+_BATCH_BYTES = CHUNK_BYTES // 2
+"""A worker takes pieces until it has as many bytes."""
 _ZEROS = bytes(1 << 16)
 
 Progress = Callable[[int, str], None]
@@ -194,7 +196,7 @@ def _run(layout: FileLayout, flow: Flow, take: Callable[[Buffer, str], None]) ->
     """Passes every piece to `take`, in order; returns the CRC-32, if requested, and the digest."""
     crc, kind = 0, layout.digest.kind if layout.digest is not None else None
     with_crc = layout.crc_footer or kind == CRC32
-    line = _Pipeline(_pieces(layout.segments), flow, with_crc=with_crc)
+    line = _Pipeline(_pieces(layout.segments), flow, layout.n_bytes, with_crc=with_crc)
     stream = StreamDigest() if kind == BLAKE3 else None
     with stream or nullcontext(), closing(line.batches()) as batches:
         for batch in batches:
@@ -290,9 +292,10 @@ class _Batch:
 class _Pipeline:
     """Batches on their way from the workers to the writer, in order."""
 
-    def __init__(self, pieces: Iterator[tuple[Item, str]], flow: Flow, *, with_crc: bool) -> None:
+    def __init__(self, pieces: Iterator[tuple[Item, str]], flow: Flow, n_bytes: int, *, with_crc: bool) -> None:
         self._pieces = pieces
         self._flow = flow
+        self._most_batches = n_bytes // _BATCH_BYTES + 1
         self._with_crc = with_crc
         self._pulling = threading.Lock()
         self._changed = threading.Condition()
@@ -302,9 +305,12 @@ class _Pipeline:
 
     def batches(self) -> Generator[_Batch, None, None]:
         """Yields every batch, complete, in order. Raises what a piece raised; all threads have ended when it returns or
-        raises.
+        raises. A single batch is produced by the caller's thread, since threads take longer to start.
         """
-        n = self._flow.n_workers
+        if self._most_batches == 1:
+            yield from self._only_batch()
+            return
+        n = min(self._flow.n_workers, self._most_batches)
         threads = [threading.Thread(target=self._work, name=f"apr-{i}", daemon=True) for i in range(n)]
         started: list[threading.Thread] = []
         is_whole = False
@@ -324,6 +330,13 @@ class _Pipeline:
             with nullcontext() if is_whole else cancelled_reads():
                 for thread in started:
                     thread.join()
+
+    def _only_batch(self) -> Iterator[_Batch]:
+        batch = self._collect()
+        batch.make(self._with_crc)
+        if batch.error is not None:
+            raise batch.error
+        yield batch
 
     def _next(self) -> _Batch | None:
         """The oldest batch once it is complete; the previous one leaves the window."""
@@ -370,7 +383,7 @@ class _Pipeline:
             for piece in self._pieces:
                 batch.items.append(piece)
                 batch.n_bytes += item_bytes(piece[0])
-                if batch.n_bytes >= CHUNK_BYTES // 2:
+                if batch.n_bytes >= _BATCH_BYTES:
                     break
         except BaseException as error:
             batch.error = error
