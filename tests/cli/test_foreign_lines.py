@@ -228,10 +228,25 @@ def test_an_option_is_added_to_the_whole_line(apr: Any, world: Path, monkeypatch
 def test_the_base_of_an_adapter_is_suggested_by_its_name(world: Path, tmp_path: Path, apr: Any) -> None:
     shutil.copytree(world / "model", tmp_path / "tiny")
     shutil.copytree(world / "adapter", tmp_path / "tiny-lora")
+    assert suggested(f"convert-lora {tmp_path / 'tiny-lora'}")[1], "config.json describes the base"
+    (tmp_path / "tiny-lora" / "config.json").unlink()
     done = apr("convert-lora", tmp_path / "tiny-lora")
     line, why = done.stderr.partition("hint: apr ")[2].splitlines()
     assert why.strip() == f"{tmp_path / 'tiny'} is taken as the base, by its name"
     assert line.startswith(f"convert {tmp_path / 'tiny-lora'} --base {tmp_path / 'tiny'} -o ")
+
+
+def test_a_layer_and_a_name_are_one_pattern(world: Path, apr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(world)
+    wanted = {f"blk.1.{name}.weight" for name in ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output")}
+    for line in (
+        "tensors m.gguf --layer 1 --grep attn",
+        "ls m.gguf --name attn --layer 1",
+        "ls m.gguf --layer 1 --filter blk.1.attn",
+        "inspect m.gguf --tensors --block 1 --filter 'attn*'",
+    ):
+        done = apr(*shlex.split(line))
+        assert {row.split()[0] for row in done.stdout.splitlines() if row.startswith("blk.")} == wanted, line
 
 
 def test_lines_for_two_types_write_two_files() -> None:
@@ -501,6 +516,7 @@ def test_a_signature_is_not_answered_by_a_checksum(
     done = apr("verify", "m.gguf")
     assert done.code == 0
     assert done.stderr.startswith("note: apr validate m.gguf\n      this checks the file itself; apr verify FILE --key")
+    assert apr("verify", "m.gguf", "--json").code == 2, "a script that forgets the key must not pass"
     (tmp_path / "m.gguf.sig").touch()
     assert suggested("verify m.gguf") == ("verify m.gguf --key KEY", False)
 

@@ -182,8 +182,8 @@ HABITS: dict[str, Habit] = {
     ),
     "convert-hf-to-gguf --print-supported-models": Habit("", "architectures", alone=True),
     "convert-lora-to-gguf": Habit(
-        "ADAPTER BASE OUT=ADAPTER.gguf",
-        "convert ADAPTER --base BASE -o OUT",
+        "ADAPTER [BASE] OUT=ADAPTER.gguf",
+        "convert ADAPTER --base=BASE -o OUT",
         options={"--base": "BASE", "--base-model-id": "BASE", "--outfile": "OUT"}
         | {"--lora": "ADAPTER", "--adapter": "ADAPTER"},
     ),

@@ -120,6 +120,7 @@ def rephrase(arguments: Sequence[str]) -> Suggestion | None:
     if (special := SPECIAL.get(key)) is not None and (found := special(rest)) is not None:
         if key in _SPLITS:
             _keep_gguf(found.words)
+        _join_filters(found.words)
         return found
     if not habit.ours:
         return Suggestion([], then=habit.then, complete=False)
@@ -167,6 +168,7 @@ def _read(key: str, habit: Habit, rest: list[str], is_mlx: bool) -> Suggestion:
 
 def _complete_values(words: list[str]) -> None:
     """Corrects a line by what its files are, and adds what other programs have as defaults."""
+    _join_filters(words)
     if words[0] == "merge" and any(map(is_adapter, words[1:])) and "--method" not in words:
         words[0] = "merge-adapter"
     elif words[0] == "run" and {*words} & {*_SAMPLING} and "--temperature" not in words:
@@ -177,6 +179,23 @@ def _complete_values(words: list[str]) -> None:
         _complete_training(words)
     elif words[0] == "push" and len(words) > 2 and not exists(words[1]) and exists(words[2]):
         words[1:3] = words[2:0:-1]  # `hf upload` names the repository first
+
+
+def _join_filters(words: list[str]) -> None:
+    """One pattern for a layer and a name: the option takes one, and the last one counts."""
+    places = [at for at, word in enumerate(words) if word == "--filter"]
+    if len(places) < 2:
+        return
+    values = [words[at + 1] for at in places]
+    layers = [value for value in values if re.fullmatch(r"\*\.\w+\.\*", value)]
+    names = [
+        value.strip("*") for value in values if value not in layers and not any(one[1:-1] in value for one in layers)
+    ]
+    whole = "*".join([*(one.strip("*") for one in layers), *names]) if names else ""
+    pattern = f"*{whole}*" if whole else next((value for value in values if value not in layers), values[0])
+    for at in reversed(places):
+        del words[at : at + 2]
+    words[2:2] = ["--filter", pattern]
 
 
 _TAKE_A_MODEL = ("imatrix", "run", "vocab", "eval", "tensors", "tree", "hex", "bench")

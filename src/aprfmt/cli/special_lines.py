@@ -12,6 +12,7 @@ from itertools import pairwise
 from aprfmt.cli.foreign_line import OtherLine, Suggestion, free, option_of, stem
 from aprfmt.cli.foreign_options import CHECKSUMS, TENSOR_OPTIONS, model_of_modelfile
 from aprfmt.cli.habits import HABITS, Habit
+from aprfmt.cli.output import out
 from aprfmt.io.source import exists
 
 _OUTPUTS = ("-o", "--output", "--out", "--outfile")
@@ -251,6 +252,11 @@ def _adapter(rest: Sequence[str]) -> Suggestion | None:
     adapter = next(filter(is_adapter, rest), "").rstrip("/")
     if not adapter or any(is_model(word) and word.rstrip("/") != adapter for word in rest):
         return None
+    row = OtherLine("convert-lora-to-gguf", HABITS["convert-lora-to-gguf"])
+    if len(rest) == 2 and not exists(rest[1]) and rest[1].endswith(".gguf"):
+        rest = [rest[0], "-o", rest[1]]
+    if exists(os.path.join(adapter, "config.json")):  # it describes the base
+        return row.read(rest)
     folder, name = os.path.split(adapter)
     with os.scandir(folder or ".") as entries:
         names = [
@@ -259,7 +265,7 @@ def _adapter(rest: Sequence[str]) -> Suggestion | None:
     if not names:
         return None
     base = os.path.join(folder, max(names, key=len))
-    found = OtherLine("convert-lora-to-gguf", HABITS["convert-lora-to-gguf"]).read([*rest, "--base", base])
+    found = row.read([*rest, "--base", base])
     found.then, found.complete = f"{base} is taken as the base, by its name", False
     return found
 
@@ -474,7 +480,8 @@ def _verify(rest: Sequence[str]) -> Suggestion | None:
         return None
     if any(exists(f"{word}.sig") or exists(os.path.join(word, "model.sig")) for word in models):
         return Suggestion(["verify", models[0], "--key", "KEY"], complete=False)
-    found.note = "" if "--sha256" in found.words else _UNSIGNED
+    if "--sha256" not in found.words:
+        found.note, found.complete = _UNSIGNED, out.mode != "json"  # a script that forgets the key must not pass
     return found
 
 
