@@ -133,6 +133,8 @@ class Miss:
     def text(self) -> str:
         """One line of a log."""
         row = TABLE[self.feature]
+        if self.feature == "bf16":
+            return f"training in float32: {self.reason}"
         return f"{row.label} is not used: {self.reason}. It is for {row.speeds_up}. To fix: {self.mend}"
 
 

@@ -79,8 +79,8 @@ def check_distinct(
             "teacher and student have the same dimensions; one may be a copy of the other, perhaps in a different "
             "dtype",
             path=path,
-            hint="add --allow-same-arch if the student is a different model of that size; a teacher that predicts the "
-            "data worse than the student also needs --allow-weaker-teacher",
+            hint="add --allow-same-arch --allow-weaker-teacher if the student is a different model of that size; the "
+            "second option accepts a teacher that predicts the data no better: leave it out for one that is trained",
         )
     if same_weights():
         raise RefusedError("teacher and student have the same weights", path=path, hint="choose another --student")

@@ -79,7 +79,7 @@ def _note_host(record: KernelRecord, device: torch.device) -> None:
     record.use("dtype", "bf16" if device.type == "cuda" else "f32")
     if device.type != "cpu":
         return
-    record.miss("bf16", "a CPU computes in float32")
+    record.miss("bf16", "bf16 is for GPUs")
     threads, processors = torch.get_num_threads(), n_processors()
     record.use("threads", str(threads))
     if threads < processors:

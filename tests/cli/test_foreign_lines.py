@@ -18,7 +18,7 @@ from plain_models import write_adapter, write_folder
 from train_corpora import functions
 
 import aprfmt
-from aprfmt.cli import foreign_options, habits, other_tools
+from aprfmt.cli import foreign_options, habits, other_names, other_tools
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.failures import meant
 from aprfmt.cli.group import build as build_group
@@ -143,7 +143,9 @@ def test_what_the_tables_name_exists() -> None:
 
     assert options(foreign_options.OPTIONS) <= known
     assert {*foreign_options.OPTIONS_OF} <= {*COMMANDS}
-    assert {*habits.SAME.values()} <= {*habits.HABITS}
+    assert {*other_names.SAME.values()} <= {*habits.HABITS, *COMMANDS}
+    assert not {*other_names.SAME} & {*habits.HABITS, *COMMANDS}
+    assert {*other_names._NAMES} <= {*habits.HABITS, *COMMANDS}
     for name, habit in habits.HABITS.items():
         command = habit.ours.split()[:1]
         assert {*command} <= {*COMMANDS}, name
@@ -177,6 +179,10 @@ def test_a_line_that_means_the_same_is_run_with_a_note(apr: Any, world: Path, tm
         ("llama-cli -m m.gguf -p hi --mirostat 2", "apr run m.gguf hi\n      without --mirostat\n"),
         ("llama-server -m m.gguf --port 80", "llama-server -m m.gguf --port 80\n"),
         ("serve model -c 9", "apr convert model -o model.gguf && llama-server -m model.gguf -c 9\n"),
+        ("run-server m.gguf 8080", "llama-server -m m.gguf --port 8080\n"),
+        ("serve --port 8080 m.gguf", "llama-server -m m.gguf --port 8080\n"),
+        ("run m.gguf --api", "llama-server -m m.gguf\n"),
+        ("vllm serve m.gguf -x", "apr convert m.gguf -o m-hf --format hf && vllm serve m-hf -x\n"),
         ("embed m.gguf 'a b' -o 'e f'", "apr run m.gguf --embed 'a b' --json > 'e f'\n"),
         ("ollama pull llama3", "apr convert hf://org/repo -o model.gguf\n      every command also reads hf://org/repo"),
         ("pull llama3.2:1b", "apr convert hf://org/repo -o model.gguf\n"),
@@ -188,6 +194,66 @@ def test_what_publishes_overwrites_or_differs_is_only_suggested(apr: Any, line: 
     done = apr(*shlex.split(line))
     assert done.code == 2
     assert f"hint: {hint}" in done.stderr
+
+
+@pytest.mark.parametrize("program", ["llama-server", "ollama"])
+def test_another_program_is_named_with_its_whole_line(
+    program: str, apr: Any, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(world)
+    typed, hint = {
+        "llama-server": ("serve m.gguf", "llama-server -m m.gguf"),
+        "ollama": ("modelfile Modelfile.small", "ollama create model -f Modelfile.small"),
+    }[program]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = apr(*shlex.split(typed))
+    assert f"{program} is another program, not installed here\nhint: {hint}\n" in done.stderr
+    (tmp_path / program).write_text("#!/bin/sh\n")
+    (tmp_path / program).chmod(0o755)
+    assert f"and is installed here: {tmp_path / program}\nhint: {hint}\n" in apr(*shlex.split(typed)).stderr
+
+
+def test_an_option_is_added_to_the_whole_line(apr: Any, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(world)
+    refused = apr("convert", "model", "q.gguf", "--dtype", "f16")
+    assert refused.code == 5
+    assert "hint: apr convert model --dtype f16 -o q.gguf --force\n      to replace it\n" in refused.stderr
+    refused = apr("quantize", "q.gguf", "q4_0", "-o", "never.gguf")
+    line = "apr quantize q.gguf q4_0 -o never.gguf --allow-requantize"
+    assert f"hint: {line}\n      or start from the unquantized model\n" in refused.stderr
+    refused = apr("inspect", "m.gguf", "--metdata")
+    assert "hint: apr inspect m.gguf --metadata\n" in refused.stderr
+
+
+def test_the_base_of_an_adapter_is_suggested_by_its_name(world: Path, tmp_path: Path, apr: Any) -> None:
+    shutil.copytree(world / "model", tmp_path / "tiny")
+    shutil.copytree(world / "adapter", tmp_path / "tiny-lora")
+    assert suggested(f"convert-lora {tmp_path / 'tiny-lora'}")[1], "config.json describes the base"
+    (tmp_path / "tiny-lora" / "config.json").unlink()
+    done = apr("convert-lora", tmp_path / "tiny-lora")
+    line, why = done.stderr.partition("hint: apr ")[2].splitlines()
+    assert why.strip() == f"{tmp_path / 'tiny'} is taken as the base, by its name"
+    assert line.startswith(f"convert {tmp_path / 'tiny-lora'} --base {tmp_path / 'tiny'} -o ")
+
+
+def test_a_layer_and_a_name_are_one_pattern(world: Path, apr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(world)
+    wanted = {f"blk.1.{name}.weight" for name in ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output")}
+    for line in (
+        "tensors m.gguf --layer 1 --grep attn",
+        "ls m.gguf --name attn --layer 1",
+        "ls m.gguf --layer 1 --filter blk.1.attn",
+        "inspect m.gguf --tensors --block 1 --filter 'attn*'",
+    ):
+        done = apr(*shlex.split(line))
+        assert {row.split()[0] for row in done.stdout.splitlines() if row.startswith("blk.")} == wanted, line
+
+
+def test_lines_for_two_types_write_two_files() -> None:
+    lines = ("to-gguf x --dtype f16", "to-gguf x --dtype q8_0", "to-mlx x --bits 4", "to-mlx x --bits 8")
+    found = [other_tools.rephrase(line.split()) for line in lines]
+    names = [one.words[one.words.index("-o") + 1] for one in found if one is not None]
+    assert names == ["x-f16.gguf", "x-q8_0.gguf", "x-4bit-mlx", "x-8bit-mlx"]
 
 
 def test_models_and_adapters_are_told_apart_by_merge(apr: Any, world: Path, tmp_path: Path) -> None:
@@ -247,11 +313,19 @@ def test_a_modelfile_names_the_model(world: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(world)
     found = other_tools.rephrase(["create", "tiny", "-f", "Modelfile.small"])
     assert found is not None
-    assert found.hint() == "ollama create tiny -f Modelfile.small\nOllama reads ./m.gguf as it is"
+    assert found.hint() == "\n".join(
+        (
+            "ollama create tiny -f Modelfile.small",
+            "./m.gguf and Modelfile.small are ready: Ollama reads a GGUF as it is",
+        )
+    )
     found = other_tools.rephrase(["create", "tiny", "-f", "Modelfile.folder"])
     assert found is not None
-    assert found.line() == "apr convert model -o tiny.gguf"
-    assert found.then.endswith("ollama create tiny -f Modelfile")
+    assert found.line() == (
+        "apr convert model -o tiny.gguf && sed 's|^FROM .*|FROM ./tiny.gguf|' Modelfile.folder > tiny.Modelfile"
+        " && ollama create tiny -f tiny.Modelfile"
+    )
+    assert found.because.startswith("apr makes no models of Ollama; ollama is another program")
 
 
 def test_a_list_names_the_models_of_a_folder(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
@@ -433,11 +507,18 @@ def test_a_word_that_is_no_file_is_looked_up_too(world: Path, monkeypatch: pytes
     assert apr("vocab", "absent.gguf", "hey").stderr.startswith("error: absent.gguf: no such file")
 
 
-def test_a_damaged_signature_is_not_answered_by_a_checksum(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`verify` asks for a signature: what is weaker is suggested, never run."""
-    monkeypatch.chdir(world)
-    for line in ("verify m.gguf", "verify m.gguf m2.gguf"):
-        assert not suggested(line)[1]
+def test_a_signature_is_not_answered_by_a_checksum(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apr: Any
+) -> None:
+    """`verify` without a key checks the file, and says so, unless a signature lies next to it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(world / "m.gguf", "m.gguf")
+    done = apr("verify", "m.gguf")
+    assert done.code == 0
+    assert done.stderr.startswith("note: apr validate m.gguf\n      this checks the file itself; apr verify FILE --key")
+    assert apr("verify", "m.gguf", "--json").code == 2, "a script that forgets the key must not pass"
+    (tmp_path / "m.gguf.sig").touch()
+    assert suggested("verify m.gguf") == ("verify m.gguf --key KEY", False)
 
 
 @pytest.mark.llama

@@ -208,3 +208,8 @@ def test_quantize_names_its_output(smollm2_short: Path, tmp_path: Path, monkeypa
     assert (tmp_path / "SmolLM2-Q8_0.gguf").exists()
     assert run(["quantize", "SmolLM2.gguf", "q8_0", "--allow-requantize", "-q"]) == 5  # it exists
     assert run(["quantize", "SmolLM2.gguf", "q9", "-q"]) == 2
+
+
+def test_a_name_tells_how_a_file_was_quantized() -> None:
+    assert quantized_name("m.gguf", "q4_0", imatrix=True) == "m-Q4_0-imatrix.gguf"
+    assert quantized_name("m.gguf", "q4_0", imatrix=True, pure=True) == "m-Q4_0-pure-imatrix.gguf"

@@ -23,7 +23,7 @@ from train_runs import lines, weights
 import aprfmt
 from aprfmt.cli.training import _summary_text
 from aprfmt.errors import ExistsError, MissingDependencyError, RefusedError, RunError, StorageError, UsageError
-from aprfmt.inspection.run_report import METADATA
+from aprfmt.inspection.run_report import METADATA, summarise
 from aprfmt.io.pipe import write_file
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.sequences import IGNORED, Windows
@@ -517,8 +517,11 @@ def test_a_run_that_is_stopped_says_what_it_reached(distil: Distil, tmp_path: Pa
     assert summary["interrupted"] == signal.SIGTERM
     unsaid = steps[1:] or steps
     assert summary["train"]["ce"] == pytest.approx(sum(line["ce"] for line in unsaid) / len(unsaid))
+    body = summarise(tmp_path / "run")
+    assert body["loss"] == pytest.approx(summary["train"]["loss"]), "what apr runs shows is what the run printed"
     assert "SIGTERM: stopping after this step" in said.getvalue()
     text = [*_summary_text(cast(Any, {"command": "distill"} | summary))]
+    assert any(f", {body['tokens_per_s']:,.0f} tokens/s" in line for line in text)
     assert any("stopped at" in line and f"step {summary['steps']} of 50" in line for line in text)
     assert not any(line.startswith("after") for line in text), "what was scored before is not a result"
 

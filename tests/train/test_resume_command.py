@@ -57,6 +57,10 @@ def test_a_killed_run_goes_on_from_another_folder(
     assert apr(["resume", str(here / "run")]) == 0
     assert "resuming from step 2" in (said := capsys.readouterr()).err
     assert f"model            {here / 'run' / 'model.apr'}" in said.out
+    for label, words in (("as HF folder", "hf --format hf"), ("as GGUF", "model.gguf")):
+        line = f"apr export {here / 'run' / 'model.apr'} -o {here / 'run'}/{words}"
+        assert f"{label:<15}  {line}\n" in said.out
+        assert apr(line.split()[1:]) == 0
     assert same_model(here / "run" / "model.apr", tmp_path / "whole" / "model.apr")
     (here / "run" / "model.apr").unlink()  # as of a run whose disk was full at its end
     assert apr(["resume", str(here / "run")]) == 0

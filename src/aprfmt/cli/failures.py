@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -123,6 +124,7 @@ def classify(error: BaseException) -> tuple[int, AprError]:
 
 def _classify(error: BaseException) -> tuple[int, AprError]:
     if isinstance(error, AprError):
+        error.hint = _with_added(error.hint) or error.hint
         if isinstance(error, NotFoundError) and error.hint == error.usual_hint and error.path:
             error.hint = _sibling(error.path) or error.hint
         return error.exit_code, error
@@ -204,12 +206,59 @@ def _usage_error(error: Exception) -> UsageError:
     message = message.replace("valid float range", "number").strip(" .")
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     if (ours := suggest(out.arguments, error)) is not None:
-        hint = ours.hint()
+        hint, message = ours.hint(), ours.because or message
+    elif len(near) == 1 and (line := _with_option(error, near[0])) is not None:
+        hint = f"{line}\n"
     if out.command in COMMANDS:
         hint += "\n" * (ours is not None) + f"apr {out.command} --help"
     elif ours is None:
         hint += "apr --help"
     return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+def _with_option(error: Exception, option: str) -> str | None:
+    """The line as typed, with `option` in place of an unknown one that resembles it; None if that is not a line."""
+    from aprfmt.cli.other_tools import parse
+
+    unknown = str(getattr(error, "option_name", ""))
+    words = [
+        option + word.removeprefix(unknown) if word.partition("=")[0] == unknown else word for word in out.arguments
+    ]
+    return shlex.join(["apr", *words]) if words != out.arguments and parse(words) is None else None
+
+
+_ADDED = re.compile(r"(?:(?P<before>[^;]*), or )?add (?=--)(?P<words>[^(]*)", re.DOTALL)
+
+
+def _with_added(hint: str | None) -> str | None:
+    """`add --force to replace it` as the line that was typed, with the option; None if the hint is another one."""
+    from aprfmt.cli.commands import COMMANDS
+
+    arguments = out.arguments
+    if not hint or not arguments or arguments[0] not in COMMANDS or (match := _ADDED.match(hint)) is None:
+        return None
+    from aprfmt.cli.foreign_line import command_of
+
+    switches = {
+        name
+        for p in command_of(arguments[0]).params
+        if getattr(p, "is_flag", False) or (p.metavar or "").startswith("[=")
+        for name in p.opts
+    }
+    rest, added = match["words"].split(), list[str]()
+    while rest and rest[0].startswith("--"):
+        n_words = 1 if rest[0].rstrip(",;") in switches or "=" in rest[0] else 2
+        added += rest[:n_words]
+        rest = rest[n_words:]
+        if added[-1].endswith((",", ";")):
+            added[-1] = added[-1].rstrip(",;")
+            break
+    if not added or any(word.isupper() or word.rstrip(",") == "or" for word in added):
+        return None  # a placeholder
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    line = shlex.join(["apr", *arguments[:at], *added, *arguments[at:]])
+    behind = " ".join([*rest, hint[match.end() :]]).strip()
+    return "\n".join(filter(None, (line, f"or {match['before']}" if match["before"] else "", behind)))
 
 
 def _all_missing(missing: list[Any]) -> str | None:

@@ -8,13 +8,15 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from aprfmt.cli.foreign_options import OPTIONS, OPTIONS_OF, Meaning
 from aprfmt.cli.habits import HABITS, Habit
+from aprfmt.io.source import exists
 
 _NAME = re.compile(r"\b[A-Z]+\b")
-_UPLOADS = ("push", "upload", "push-to-hub", "publish")
+_UPLOADS = ("push", "upload", "upload-folder", "upload-model", "push-to-hub", "publish")
 """Words that ask for an upload. Nothing else publishes; `hf upload` and `mlx_lm.upload` have two words."""
 
 
@@ -28,6 +30,8 @@ class Suggestion:
         then: what else the user should know.
         complete: whether it contains no placeholders.
         more: arguments of further lines, one for each other model.
+        note: what the note of a line that is run adds to it.
+        because: why no command of ours does it, in place of "no such command".
         shell: what the shell does with the output or afterwards, such as `> FILE`.
     """
 
@@ -37,6 +41,8 @@ class Suggestion:
     complete: bool = True
     more: list[list[str]] = field(default_factory=list)
     shell: str = ""
+    note: str = ""
+    because: str = ""
 
     def line(self) -> str:
         """The command line, quoted for a shell."""
@@ -46,7 +52,7 @@ class Suggestion:
     def hint(self) -> str:
         """The line, which can be typed as it is; on further lines what it leaves out."""
         without = f"without {', '.join(self.dropped)}" if self.dropped else ""
-        return "\n".join(filter(None, (self.line(), without, self.then)))
+        return "\n".join(filter(None, (self.line(), without, self.then, self.note)))
 
     def runs(self, typed: Sequence[str]) -> bool:
         """Whether it means the same as what was `typed`, and may run: it overwrites and publishes nothing unasked."""
@@ -106,6 +112,8 @@ class OtherLine:
         counted = HABITS.get(f"{self._key}+{len(self._places)}")
         if counted is not None:
             self._habit = counted
+        if "MODEL" in self._many and (name := self._habit.takes.partition(" ")[0]) in ("FILE", "SRC", "RUN"):
+            self._many.setdefault(name, []).extend(self._many.pop("MODEL"))
         words, complete = self._filled()
         return Suggestion(words, self._dropped, self._put_names(self._habit.then), complete)
 
@@ -189,6 +197,9 @@ class OtherLine:
             elif has_default:
                 value = _STEM.sub(lambda match: stem(self._bound.get(match[1], match[1])), default)
                 value = self._put_names(value) if value == default else value
+                if name == "OUT" and value != "." and not value.endswith(".html"):
+                    value = self._of_type(value)
+                    value = free(value) or value
                 self._bound[name] = value.rpartition("/")[2] if default.startswith("/") else value
             else:
                 (optional if is_optional else missing).add(name)
@@ -205,7 +216,15 @@ class OtherLine:
                 words += [option, value] if split else [_once(text)]
         return [*words, *([] if self._habit.alone else [*unnamed, *places]), *self._options], not missing
 
+    def _of_type(self, output: str) -> str:
+        """A default name with the type that was asked for: lines for two types write two files."""
+        given = dict(pairwise(self._options)) | dict(word.split("=", 1) for word in self._options if "=" in word)
+        dtype = given.get("--dtype") or (f"{given['--bits']}bit" if "--bits" in given else "")
+        match = re.fullmatch(r"(.+?)(-(?:hf|mlx|split)|(?:-split)?\.\w+)?", output)
+        return f"{match[1]}-{dtype}{match[2] or ''}" if match is not None and dtype else output
 
+
+_FILES = (".gguf", ".apr", ".safetensors")
 _STEM = re.compile(r"<([A-Z]+)>")
 
 
@@ -213,6 +232,13 @@ def stem(path: str) -> str:
     """The last part of a path without a model's suffix."""
     name = os.path.basename(path.rstrip("/")) or "model"
     return re.sub(r"(-00001-of-\d{5})?\.(gguf|apr|safetensors|bin|pth?)$", "", name)
+
+
+def free(name: str) -> str | None:
+    """`name`, or with a number behind it, so that nothing has that name; None if all of them are taken."""
+    begin, suffix = os.path.splitext(name) if name.endswith(_FILES) else (name, "")
+    names = (name, *(f"{begin}-{n}{suffix}" for n in range(2, 10)))
+    return next((name for name in names if not exists(name)), None)
 
 
 def _once(text: str) -> str:

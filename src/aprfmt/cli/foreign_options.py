@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -25,7 +26,7 @@ def _fixed(**words: str) -> Callable[[str], list[str]]:
 
 def _either(test: Callable[[str], bool], yes: str, no: str) -> Callable[[str], list[str]]:
     """One option for values that pass `test`, another for the rest; an empty name drops the value."""
-    return lambda value: [name, value] if (name := yes if test(value) else no) else []
+    return lambda value: [name, value] if value and (name := yes if test(value) else no) else []
 
 
 def _is_temperature(value: str) -> bool:
@@ -45,6 +46,22 @@ def set_key(key: str) -> Callable[[str], list[str]]:
 def _many(option: str) -> Callable[[str], list[str]]:
     """Repeats our option for each part of a list with commas."""
     return lambda value: [word for part in value.split(",") for word in (option, part)]
+
+
+def _page_or_model(value: str) -> list[str]:
+    """`--html` of a page, as a switch, or before the model."""
+    return [value] if _names_model(value) else ["-o", value] if value else []
+
+
+def _peft(value: str) -> list[str]:
+    """LoRA by its name, or as a switch."""
+    return ["--lora", "r=16"] if value.lower() in ("", "lora", "qlora") else []
+
+
+def _glob(value: str) -> list[str]:
+    """A regular expression of a name as a pattern."""
+    pattern = re.sub(r"\\d\+?|\.[*+]", "*", value).replace("\\.", ".").strip("^$")
+    return ["--filter", pattern if "*" in pattern else value.replace("\\", "")]
 
 
 def _outtype(value: str) -> list[str]:
@@ -95,6 +112,8 @@ def pretrained_model(value: str) -> list[str]:
 
 OPTIONS: dict[str, Meaning] = {
     **dict.fromkeys(("--outfile", "--out", "--output-path", "--output-dir", "--mlx-path", "--out-path"), "--output"),
+    **dict.fromkeys(("--output-file", "--out-file", "--out-dir", "--outdir", "--dest", "--destination"), "--output"),
+    **dict.fromkeys(("--save-path", "--save-dir", "--save-to", "--dst", "--target-path"), "--output"),
     **dict.fromkeys(("--out-type", "--ftype", "--torch-dtype"), "--dtype"),
     "--outtype": _outtype,
     **dict.fromkeys(("--dry-run", "--dryrun"), "--plan"),
@@ -104,7 +123,8 @@ OPTIONS: dict[str, Meaning] = {
     "--quant-predicate": "--recipe",
     **dict.fromkeys(("--to", "--output-format"), "--format"),
     **dict.fromkeys(("--split-max-size", "--max-shard-size", "--out-shard-size"), "--shard-size"),
-    **dict.fromkeys(("--max-size", "--size", "--split-size"), "--shard-size"),
+    **dict.fromkeys(("--max-size", "--size", "--split-size", "--part-size", "--chunk-size"), "--shard-size"),
+    **dict.fromkeys(("--max", "--max-bytes", "--max-file-size", "--limit"), "--shard-size"),
     "--output-tensor-type": "--output-type",
     "--token-embedding-type": "--embedding-type",
     "--leave-output-tensor": "--leave-output",
@@ -112,6 +132,7 @@ OPTIONS: dict[str, Meaning] = {
     **dict.fromkeys(("--nthreads", "--n-threads"), "--threads"),
     "--temp": "--temperature",
     **dict.fromkeys(("--n-predict", "--predict", "--max-new-tokens", "--num-predict"), "--max-tokens"),
+    **dict.fromkeys(("--tokens", "--num-tokens", "--n-tokens", "--max-output-tokens"), "--max-tokens"),
     **dict.fromkeys(("--n-gpu-layers", "--num-gpu", "-ngl"), "--gpu-layers"),
     **dict.fromkeys(("--ctx-size", "--num-ctx", "--n-ctx", "--context", "--context-length", "--ctx-len"), "--ctx"),
     **dict.fromkeys(("--system-prompt", "-sys"), "--system"),
@@ -144,6 +165,13 @@ RUN_OPTIONS: dict[str, Meaning] = {
     "--sys": "--system",
     "--do-sample": lambda value: ["--temperature", "0"] if value.lower() in ("false", "0") else [],
     "-n": "--max-tokens",
+    **dict.fromkeys(("--max-length", "--length", "--limit", "--ntokens", "--n"), "--max-tokens"),
+    **dict.fromkeys(("--seq-len", "--max-seq-len", "--max-seq-length", "--max-kv-size", "--n-ctx"), "--ctx"),
+    **dict.fromkeys(("--system-message", "--instructions", "-S"), "--system"),
+    **dict.fromkeys(("--question", "--message", "--user", "--text", "--input", "--query", "-q"), "PROMPT"),
+    "--random-seed": "--seed",
+    **dict.fromkeys(("--greedy", "--deterministic"), "--temperature=0"),
+    "--stream": "",
     "-r": "--stop",
     "--reverse-prompt": "--stop",
     **dict.fromkeys(("-no-cnv", "--no-conversation", "--ignore-chat-template"), "--raw"),
@@ -153,6 +181,7 @@ RUN_OPTIONS: dict[str, Meaning] = {
 }
 EVAL_OPTIONS: dict[str, Meaning] = {
     **dict.fromkeys(("-f", "--file", "--text", "--data-path", "--dataset"), "--data"),
+    **dict.fromkeys(("--corpus", "--input", "-i", "--text-file", "--input-file", "--eval-data"), "--data"),
     "-t": "--threads",
     **dict.fromkeys(("-c", "--ctx-size", "--max-length", "--sequence-length"), "--seq-len"),
     "--kl-divergence": "",
@@ -167,6 +196,9 @@ BENCH_OPTIONS: dict[str, Meaning] = {
     **dict.fromkeys(("--n-prompt", "-pp", "--pp", "--prompt-length", "--prompt-len"), "--prompt-tokens"),
     **dict.fromkeys(("--input-len", "--input-tokens", "--prompt-size"), "--prompt-tokens"),
     **dict.fromkeys(("--generate", "--gen", "--output-len", "--output-tokens", "--max-new-tokens"), "--tokens"),
+    **dict.fromkeys(("--num-prompt-tokens", "--prefill", "--prompt-length"), "--prompt-tokens"),
+    **dict.fromkeys(("--gen-len", "--gen-length", "--num-tokens", "--decode", "--generated-tokens"), "--tokens"),
+    **dict.fromkeys(("--n-predict", "--num-generated-tokens", "--max-output-tokens"), "--tokens"),
     "-pg": _prompt_and_tokens,
     **dict.fromkeys(("-n", "--n-gen", "--max-tokens", "-g", "--generation-tokens"), "--tokens"),
     **dict.fromkeys(("--gen-tokens", "-tg", "--tg"), "--tokens"),
@@ -182,6 +214,7 @@ _BENCH_OF_APR: dict[str, Meaning] = {name: meaning for name, meaning in BENCH_OP
 IMATRIX_OPTIONS: dict[str, Meaning] = {
     **dict.fromkeys(("-f", "--file", "--text", "--dataset", "--corpus", "--train-data"), "--data"),
     **dict.fromkeys(("--calibration", "--calibration-data", "--calib", "--calibration-file"), "--data"),
+    **dict.fromkeys(("--input", "-i", "--train", "--prompt-file", "--text-file", "--input-file"), "--data"),
     "-t": "--threads",
     "-c": "--chunk-size",
     "--ctx-size": "--chunk-size",
@@ -190,13 +223,18 @@ IMATRIX_OPTIONS: dict[str, Meaning] = {
     "--output-format": _fixed(),
     "--output-frequency": "=",
 }
+CALIBRATION: dict[str, Meaning] = {
+    name: "DATA" if meaning == "--data" else meaning for name, meaning in IMATRIX_OPTIONS.items()
+} | dict.fromkeys(("--data", "-d"), "DATA")
 _QUANTIZE: dict[str, Meaning] = {
     **dict.fromkeys(("--type", "--dtype", "--quantize", "--scheme", "-s"), "TYPE"),
     **dict.fromkeys(("--qtype", "--quant", "--quantization", "--preset", "--quant-type", "--method"), "TYPE"),
     **dict.fromkeys(("--target", "--target-type", "--quantization-type"), "TYPE"),
     **dict.fromkeys(("--to", "--format"), _type_or_format),
     "--input": "MODEL",
-    "--importance-matrix": "--imatrix",
+    **dict.fromkeys(("--ftype", "--outtype", "--out-type", "--level", "--precision", "--quants"), "TYPE"),
+    **dict.fromkeys(("--importance-matrix", "--imatrix-file", "--importance", "--imat", "--im"), "--imatrix"),
+    **dict.fromkeys(("--calibration", "--calib", "--i-matrix"), "--imatrix"),
     "-t": _type_or_threads,
     "--keep-split": "",
 }
@@ -207,7 +245,9 @@ MERGE_OPTIONS: dict[str, Meaning] = {
     "--weights": _many("--weight"),
     **{f"--{name}": f"--method={name}" for name in ("linear", "slerp", "ties", "dare")},
     **dict.fromkeys(("--average", "--mean"), "--method=linear"),
-    **dict.fromkeys(("-c", "--yaml"), "--config"),
+    **dict.fromkeys(("-c", "--yaml", "--file", "--from", "--merge-config", "--recipe"), "--config"),
+    "-w": "--weight",
+    "--allow-crimes": "",
     "--base-model": "--base",
     "-t": "--t",
     **dict.fromkeys(("--cuda", "--lazy-unpickle", "--copy-tokenizer", "--low-cpu-memory", "--multi-gpu"), ""),
@@ -234,18 +274,28 @@ _TRAIN: dict[str, Meaning] = {
     "--save-total-limit": "--keep",
     "--report-to": "--log-to",
     "--resume-from-checkpoint": "--resume",
-    **dict.fromkeys(("--packing", "--bf16", "--train", "--do-train"), ""),
+    **dict.fromkeys(("--packing", "--bf16", "--do-train"), ""),
+    "--train": lambda value: {"DATA": value} if os.path.exists(value) else {},
     "--backend": _fixed(cuda="--device cuda", cpu="--device cpu"),
     **dict.fromkeys(("--use-cpu", "--no-cuda", "--cpu"), "--device=cpu"),
+    **dict.fromkeys(("--distill", "--no-packing", "--fp16"), ""),
+    "-d": "DATA",
     "--mode": _fixed(),
     **dict.fromkeys(("--tokenizer", "--steps-per-epoch", "--strategy", "--fine-tune-type"), "="),
 }
 _OF_PEFT: dict[str, Meaning] = {
     "--use-peft": "--lora=r=16",
+    **dict.fromkeys(("--method", "--peft", "--adapter", "--peft-type"), _peft),
     "--lora": lambda value: ["--lora", value],
     **dict.fromkeys(("--lora-r", "--lora-rank", "--rank"), lambda value: ["--lora", f"r={value}"]),
 }
-FOREIGN_TRAIN = _TRAIN | _OF_PEFT | {"--data": "DATA", "--steps": "STEPS", "--student": "MODEL", "--init": "MODEL"}
+_STUDENT = ("--to", "--into", "--student-model", "--student-model-name-or-path", "-s")
+FOREIGN_TRAIN = (
+    _TRAIN
+    | dict.fromkeys(_STUDENT, "MODEL")
+    | _OF_PEFT
+    | {"--data": "DATA", "--steps": "STEPS", "--student": "MODEL", "--init": "MODEL"}
+)
 """Of rows whose line has these names."""
 
 NEW_METADATA: dict[str, Meaning] = {
@@ -267,11 +317,17 @@ DOWNLOAD: dict[str, Meaning] = {
     "--repo-type": "=",
     **dict.fromkeys(("--local-dir-use-symlinks", "--cache-dir", "--max-workers"), "="),
 }
-CHECKSUMS = ("--checksum", "--checksums", "--sums", "--hash", "--sha256sums", "--sha256sum", "--check")
+CHECKSUMS = (
+    *("--checksum", "--checksums", "--sums", "--hash", "--sha256sums", "--sha256sum", "--check", "-c", "--sha"),
+    *("--sha256-file", "--sums-file", "--checksum-file", "--against", "--verify", "--sha256-sums", "--hashes"),
+)
 RANK: dict[str, Meaning] = dict.fromkeys(("-r", "--lora-rank", "--lora-r", "--max-rank"), "--rank")
 _QA_SKIPS = ("golden", "throughput", "ollama", "gpu-speedup", "contract", "format-parity", "ptx-parity", "gpu-state")
 
 _DTYPE: dict[str, Meaning] = {
+    **dict.fromkeys(("--input", "--src", "--source", "--adapter", "--lora", "--infile", "--in"), "MODEL"),
+    "--scheme": "--dtype",
+    "--target": "--output",
     **dict.fromkeys(("--type", "-t", "--quant", "--qtype", "--quantization", "--precision"), "--dtype"),
     **{f"--{dtype}": f"--dtype={dtype}" for dtype in ("f16", "bf16", "f32", "fp16", "q8_0")},
     **{f"--{name}": f"--format={name}" for name in ("mlx", "gguf", "hf", "safetensors")},
@@ -284,19 +340,33 @@ MESSAGES: dict[str, Meaning] = dict.fromkeys(
 AGAINST: dict[str, Meaning] = (
     EVAL_OPTIONS
     | {name: "BASE" for name, meaning in EVAL_OPTIONS.items() if meaning == "--against"}
+    | {name: "DATA" for name, meaning in EVAL_OPTIONS.items() if meaning == "--data"}
     | dict.fromkeys(("--data", "-d", "-f"), "DATA")
+    | {"-b": "BASE"}
     | dict.fromkeys(("--kl", "--kld"), "")
 )
 
+TENSOR_OPTIONS: dict[str, Meaning] = {
+    "-n": "--limit",
+    **dict.fromkeys(("--grep", "--match", "--name", "--pattern", "--include", "--tensor", "--names"), "--filter"),
+    **dict.fromkeys(("--prefix", "--select", "--only", "--module", "--search", "--component", "-k", "-p"), "--filter"),
+    **dict.fromkeys(("--regex", "--re", "--regexp", "-e", "-r"), _glob),
+    **dict.fromkeys(("-f", "-g"), "--filter"),
+    **dict.fromkeys(
+        ("--layer", "--layers", "--block", "--blk", "-l", "-L"), lambda value: ["--filter", f"*.{value}.*"]
+    ),
+    **dict.fromkeys(("--tensors", "--shapes", "--shape", "--dtype", "--types", "--all", "-a", "--long"), ""),
+}
+
 OPTIONS_OF: dict[str, dict[str, Meaning]] = {
-    "inspect": {"--filters": "", "--all": "--metadata", "--tensors": "--weights"},
-    "tensors": {
-        "-n": "--limit",
-        **dict.fromkeys(("--grep", "--match", "--name", "--pattern", "--include", "--tensor"), "--filter"),
-        **dict.fromkeys(("--layer", "--layers"), lambda value: ["--filter", f"*.{value}.*"]),
+    "inspect": {
+        **dict.fromkeys(("--filters", "--summary", "--arch", "--config", "--details", "--brief"), ""),
+        **dict.fromkeys(("--all", "--meta", "--metadata-only", "--no-tensors"), "--metadata"),
+        "--tensors": "--weights",
     },
+    "tensors": TENSOR_OPTIONS,
     "validate": dict.fromkeys(CHECKSUMS, "--sha256"),
-    "report": {"--html": lambda value: ["-o", value] if value else [], "--run": "MODEL"},
+    "report": {"--html": _page_or_model, "--run": "MODEL", "--format": "="},
     "resume": {"--max-steps": "--steps", "--num-steps": "--steps", "--run": "RUN", "-r": "RUN"},
     "vocab": dict.fromkeys(("--text", "--tokenize", "--encode", "-p", "--prompt"), "TEXT"),
     "merge-adapter": {
@@ -314,7 +384,9 @@ OPTIONS_OF: dict[str, dict[str, Meaning]] = {
         "--weights": "--values",
         "--stats": "--values",
         "--transpose-aware": "",
-        "--tensors": "",
+        **dict.fromkeys(("--tensors", "--all", "--full", "--only-different", "--per-tensor", "--changed"), ""),
+        **dict.fromkeys(("--content", "--deep", "--brief", "-b", "--names-only"), ""),
+        **dict.fromkeys(("--a", "--b"), "MODEL"),
     },
     "meta": {"--chat-template": "--template", "--chat-template-file": "--template"},
     "import": {**dict.fromkeys(("--preserve-q4k", "--strict", "--enforce-provenance"), "")},
@@ -336,10 +408,11 @@ OPTIONS_OF: dict[str, dict[str, Meaning]] = {
         "--repo-type": "=",
         "--repo-id": "REPO",
         "--local-dir": "SRC",
-        "--repo": "REPO",
-        "--to": "REPO",
+        **dict.fromkeys(("--repo", "--to", "--repository", "--upload-repo"), "REPO"),
+        **dict.fromkeys(("--folder", "--folder-path", "--path", "--model", "-m", "--src"), "SRC"),
+        "-r": "REPO",
     },
-    "distill": _TRAIN | {"--from": "TEACHER", "--to": "MODEL"},
+    "distill": _TRAIN | {"--from": "TEACHER", "-t": "TEACHER", "-n": "STEPS"} | dict.fromkeys(_STUDENT, "MODEL"),
     "pretrain": _TRAIN | _OF_PEFT,
 }
 """Of one command of ours: what its namesake in other programs takes."""

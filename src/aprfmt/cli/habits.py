@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from aprfmt.cli.foreign_options import (
     AGAINST,
     BENCH_OPTIONS,
+    CALIBRATION,
     CHECKSUMS,
     DOWNLOAD,
     EVAL_OPTIONS,
@@ -54,7 +55,8 @@ _PULLED = "every command also reads hf://org/repo itself"
 _TASKS = "it computes the perplexity on a text; apr runs no benchmarks of tasks"
 
 _EXTRACT: dict[str, Meaning] = {
-    **dict.fromkeys(("--model", "-m", "--finetuned", "--tuned"), "TUNED"),
+    **dict.fromkeys(("--model", "-m", "--finetuned", "--tuned", "--finetune", "--fine-tuned"), "TUNED"),
+    "--lora": "",
     **dict.fromkeys(("--base-model", "--base", "-b"), "BASE"),
     "--out-path": "OUT",
     **RANK,
@@ -70,6 +72,9 @@ _EXTRACT_IN_EITHER_ORDER = Habit(
 
 _TEXT: dict[str, Meaning] = dict.fromkeys(("-p", "--prompt", "--text", "--input"), "TEXT")
 
+_NAME: dict[str, Meaning] = dict.fromkeys(("--name", "--to", "--title"), "NAME")
+
+_KEY: dict[str, Meaning] = dict.fromkeys(("--key", "--field", "--get", "-k"), "KEY")
 HABITS: dict[str, Habit] = {
     # A row `COMMAND --option` applies where the option is given, `COMMAND+N` to N positional arguments, and one of two
     # words where the second one is not a file.
@@ -87,7 +92,8 @@ HABITS: dict[str, Habit] = {
     "tree": Habit("[MODEL] [NAME]", "tree MODEL --filter=NAME"),
     "quantize --bits": Habit("MODEL", "convert MODEL"),
     "meta --set": Habit("FILE PAIR", "meta set FILE PAIR", options={"--set": "PAIR"}),
-    "meta --key": Habit("FILE KEY", "meta get FILE KEY", options={"--key": "KEY", "--field": "KEY"}),
+    "meta --key": Habit("FILE KEY", "meta get FILE KEY", options=_KEY),
+    "meta --all": Habit("FILE", "meta list FILE", options={"--all": ""}),
     "meta --name": Habit(
         "FILE NAME", "meta set FILE general.name=NAME", options={"--name": "NAME", "--general-name": "NAME"}
     ),
@@ -101,7 +107,7 @@ HABITS: dict[str, Habit] = {
     "merge-adapter": Habit("[MODEL] [ADAPTER...]", "merge-adapter MODEL ADAPTER..."),
     "report": Habit("[MODEL] [OUT]", "report MODEL --output=OUT"),
     "vocab encode": Habit("MODEL TEXT", "vocab MODEL TEXT"),
-    "imatrix compute": Habit("MODEL DATA", "imatrix MODEL --data DATA"),
+    "imatrix compute": Habit("MODEL DATA", "imatrix MODEL --data DATA", options=CALIBRATION),
     "tensors list": Habit("MODEL [NAME]", "tensors MODEL --filter=NAME"),
     "runs show": Habit("RUN", "report RUN"),
     "runs list": Habit("FOLDER=.", "runs FOLDER"),
@@ -118,10 +124,15 @@ HABITS: dict[str, Habit] = {
     "stamp --name": Habit("[MODEL]", "stamp MODEL", options={"--name": set_key("general.name")}),
     "doctor+1": Habit("FILE", "validate FILE"),
     "validate+2": Habit("FILE SUMS", "validate FILE --sha256 SUMS"),
-    "verify+1": Habit("FILE", "validate FILE", "apr verify FILE --key KEY checks a signature"),
     "verify+2": Habit("FILE SUMS", "validate FILE --sha256 SUMS"),
     "verify -c": Habit("SUMS FILE", "validate FILE --sha256 SUMS", options={"-c": "SUMS"}),
-    **dict.fromkeys(("verify --sha256", *(f"verify {name}" for name in CHECKSUMS)), Habit("FILE", "validate FILE")),
+    **dict.fromkeys(
+        (
+            *("verify --sha256", "verify --manifest"),
+            *(f"{verb} {name}" for verb in ("verify", "checksum", "llama-gguf-hash") for name in CHECKSUMS),
+        ),
+        Habit("FILE", "validate FILE"),
+    ),
     "report+2": Habit("MODEL OUT", "report MODEL -o OUT"),
     "diff --data": Habit("BASE MODEL DATA", "eval MODEL --data DATA --against BASE", options=AGAINST),
     "merge --lora": Habit(
@@ -147,17 +158,17 @@ HABITS: dict[str, Habit] = {
     "llama-perplexity": Habit("MODEL [DATA]", "eval MODEL --data=DATA", options=EVAL_OPTIONS),
     "llama-imatrix": Habit("MODEL...", "imatrix MODEL...", options=IMATRIX_OPTIONS),
     "llama-bench": Habit("MODEL...", "bench MODEL...", options=BENCH_OPTIONS),
-    "llama-gguf-split": Habit("MODEL OUT", "convert MODEL -o OUT", options={"--split": ""}),
+    "llama-gguf-split": Habit("MODEL OUT=<MODEL>-split.gguf", "convert MODEL -o OUT", options={"--split": ""}),
     "llama-gguf-split --merge": Habit("MODEL OUT", "convert MODEL -o OUT", options={"--merge": ""}),
     "llama-export-lora": Habit(
-        "MODEL ADAPTER OUT", "merge-adapter MODEL ADAPTER -o OUT", options={"--lora": "ADAPTER"}
+        "MODEL ADAPTER OUT=merged", "merge-adapter MODEL ADAPTER -o OUT", options={"--lora": "ADAPTER"}
     ),
-    "llama-tokenize": Habit("MODEL TEXT", "vocab MODEL TEXT", options={"--ids": ""}),
+    "llama-tokenize": Habit("MODEL TEXT", "vocab MODEL TEXT", options=_TEXT | {"-t": "TEXT", "--ids": ""}),
     "llama-tokenize --template": Habit("FILE", "meta template FILE", options={"--template": ""}),
     "llama-tokenize --chat": Habit(
         "FILE CHAT", "meta template render FILE CHAT", "apr vocab tokenizes what it prints", options=MESSAGES
     ),
-    "llama-embedding": Habit("MODEL TEXT", "run MODEL --embed TEXT", options=_TEXT),
+    "llama-embedding": Habit("MODEL TEXT", "run MODEL --embed TEXT", options=_TEXT | {"--pooling": "="}),
     "llama-gguf-hash": Habit("FILE", "tensors FILE --hash", options={"--sha256": "", "--all": ""}),
     "llama-gguf": Habit("FILE [MODE]", "tensors FILE"),
     "llama-server": Habit("MODEL OUT=<MODEL>.gguf", "convert MODEL -o OUT", _SERVED, alone=True),
@@ -171,8 +182,8 @@ HABITS: dict[str, Habit] = {
     ),
     "convert-hf-to-gguf --print-supported-models": Habit("", "architectures", alone=True),
     "convert-lora-to-gguf": Habit(
-        "ADAPTER BASE OUT=ADAPTER.gguf",
-        "convert ADAPTER --base BASE -o OUT",
+        "ADAPTER [BASE] OUT=ADAPTER.gguf",
+        "convert ADAPTER --base=BASE -o OUT",
         options={"--base": "BASE", "--base-model-id": "BASE", "--outfile": "OUT"}
         | {"--lora": "ADAPTER", "--adapter": "ADAPTER"},
     ),
@@ -183,9 +194,17 @@ HABITS: dict[str, Habit] = {
     # gguf-py
     "gguf-dump": Habit("FILE", "inspect FILE --metadata --weights", options={"--json-array": "", "--data-offset": ""}),
     "gguf-dump --metadata": Habit("FILE", "meta list FILE", options={"--metadata": ""}),
+    "gguf-dump --no-metadata": Habit("FILE", "tensors FILE", options={"--no-metadata": ""}),
+    "gguf-dump --tensors": Habit("FILE", "tensors FILE", options={"--tensors": ""}),
+    "gguf-dump --key": Habit("FILE KEY", "meta get FILE KEY", options={"--key": "KEY"}),
+    "gguf-dump --keys": Habit("FILE", "meta list FILE", options={"--keys": ""}),
     "gguf-dump --no-tensors": Habit("FILE", "meta list FILE", options={"--no-tensors": ""}),
-    "gguf-set-metadata": Habit("FILE KEY VALUE", "meta set FILE KEY=VALUE", options={"--force": ""}),
-    "gguf-new-metadata": Habit("FILE OUT", "stamp FILE -o OUT", options=NEW_METADATA),
+    "gguf-set-metadata": Habit(
+        "FILE KEY VALUE",
+        "meta set FILE KEY=VALUE",
+        options={"--force": ""} | dict.fromkeys(("--key", "-k"), "KEY") | dict.fromkeys(("--value", "-v"), "VALUE"),
+    ),
+    "gguf-new-metadata": Habit("FILE OUT=<FILE>-new.gguf", "stamp FILE -o OUT", options=NEW_METADATA),
     "gguf-editor-gui": Habit("FILE", "meta list FILE"),
     # mlx-lm
     "mlx-lm convert": Habit("MODEL", "convert MODEL", options={"-d": "--dtype=f16"}),
@@ -237,15 +256,22 @@ HABITS: dict[str, Habit] = {
         "MODEL OUT=<MODEL>-ollama.gguf", "convert MODEL -o OUT --modelfile", options={"--ollama": ""}
     ),
     "ollama cp": Habit("FILE OUT", "convert FILE -o OUT"),
-    "ollama list": Habit("FOLDER=.", "inspect FOLDER", options=dict.fromkeys(("--all", "-a", "-l", "-la"), "")),
+    "ollama list": Habit(
+        "FOLDER=.", "inspect FOLDER", options=dict.fromkeys(("--all", "-a", "-l", "-la", "--models", "--list"), "")
+    ),
     "ollama rm": Habit("", "", "models are files: rm deletes one, and no server keeps one in memory"),
     "ollama serve": Habit("MODEL OUT=<MODEL>.gguf", "convert MODEL -o OUT", _SERVED, alone=True),
     "ollama pull": Habit("MODEL", "convert hf://org/repo -o model.gguf", _PULLED, alone=True),
     "ollama push": Habit("REPO SRC", "push SRC REPO"),
     # mergekit
-    "mergekit-yaml": Habit("CONFIG OUT", "merge --config CONFIG -o OUT", options=MERGE_OPTIONS),
+    "mergekit-yaml": Habit("CONFIG OUT=merged", "merge --config CONFIG -o OUT", options=MERGE_OPTIONS),
     "mergekit-extract-lora": Habit(
         "TUNED BASE OUT=adapter", "merge-adapter BASE TUNED --unmerge -o OUT --format hf", options=_EXTRACT
+    ),
+    "diff --lora": Habit(
+        "BASE TUNED OUT=adapter",
+        "merge-adapter BASE TUNED --unmerge -o OUT --format hf",
+        options=_EXTRACT | {"--lora": ""},
     ),
     "extract-lora": Habit(
         "TUNED BASE OUT=adapter", "merge-adapter BASE TUNED --unmerge -o OUT --format hf", options=_EXTRACT
@@ -257,6 +283,7 @@ HABITS: dict[str, Habit] = {
     "hf upload": Habit("REPO SRC", "push SRC REPO", options=OPTIONS_OF["push"] | {"--revision": "--revision"}),
     "hf auth": Habit("", "", "hf auth login; apr push uses its token, or HF_TOKEN"),
     "hf cache": Habit("", "", "hf cache ls lists what is downloaded; apr inspect hf://org/repo reads it"),
+    "hf info": Habit("REPO", "inspect hf://REPO"),
     "hf repo": Habit("", "", "apr push FOLDER org/repo creates the repository"),
     # optimum, transformers, TRL, vLLM
     "optimum-cli export": Habit(
@@ -270,7 +297,7 @@ HABITS: dict[str, Habit] = {
     "transformers run": Habit("MODEL PROMPT...", "run MODEL PROMPT...", options=RUN_OPTIONS),
     "transformers serve": Habit("MODEL OUT=<MODEL>.gguf", "convert MODEL -o OUT", _SERVED, alone=True),
     "vllm bench": Habit("[KIND] MODEL", "bench MODEL", options=BENCH_OPTIONS),
-    "vllm serve": Habit("MODEL", "convert MODEL -o FOLDER --format hf", "vllm serve FOLDER reads it", alone=True),
+    "vllm serve": Habit("MODEL OUT=<MODEL>-hf", "convert MODEL -o OUT --format hf", alone=True),
     "lm-eval": Habit(
         "MODEL DATA",
         "eval MODEL --data DATA",
@@ -299,9 +326,8 @@ HABITS: dict[str, Habit] = {
         options=FOREIGN_TRAIN | {"--teacher": "TEACHER"},
     ),
     # The reference tool, and words that several programs have
-    "describe": Habit("FILE", "inspect FILE"),
     "debug": Habit("FILE", "inspect FILE", options=dict.fromkeys(("--drama", "--strings"), "")),
-    "compare": Habit("A B", "diff A B"),
+    "compare": Habit("A B", "diff A B", options={"--a": "A", "--b": "B"}),
     "compare-hf": Habit(
         "FILE REPO", "diff FILE hf://REPO --values", options={"--hf": "REPO", "--threshold": "--tolerance"}
     ),
@@ -313,13 +339,16 @@ HABITS: dict[str, Habit] = {
     "checksum": Habit("FILE", "tensors FILE --hash", "it hashes each tensor; sha256sum FILE hashes the file"),
     "checksum+2": Habit("FILE SUMS", "validate FILE --sha256 SUMS"),
     "kl": Habit("MODEL BASE DATA", "eval MODEL --data DATA --against BASE", options=AGAINST),
+    **dict.fromkeys(("compare+3", "diff+3"), Habit("BASE MODEL DATA", "eval MODEL --data DATA --against BASE")),
     "compare --data": Habit("BASE MODEL DATA", "eval MODEL --data DATA --against BASE", options=AGAINST),
     "average": Habit("A...", "merge A... --method linear"),
     "plot": Habit("RUN OUT=report.html", "report RUN -o OUT", options={"--logdir": "RUN"}),
     "status": Habit("RUN", "report RUN"),
     "html": Habit("MODEL OUT=<MODEL>.html", "report MODEL -o OUT"),
-    "rename": Habit("FILE NAME", "meta set FILE general.name=NAME", "it changes the name in the metadata"),
-    "set-name": Habit("FILE NAME", "meta set FILE general.name=NAME"),
+    "rename": Habit(
+        "FILE NAME", "meta set FILE general.name=NAME", "it changes the name in the metadata", options=_NAME
+    ),
+    "set-name": Habit("FILE NAME", "meta set FILE general.name=NAME", options=_NAME),
     "explain": Habit("NAME", "architectures NAME", alone=True),
     "manifest": Habit("FILE...", "tensors FILE... --hash"),
     "rosetta inspect": Habit("FILE", "inspect FILE"),
@@ -331,7 +360,9 @@ HABITS: dict[str, Habit] = {
     "rosetta fingerprint": Habit("FILE", "tensors FILE --hash --stats"),
     "hexdump": Habit("FILE", "hex FILE --raw"),
     "upload": Habit("SRC REPO", "push SRC REPO", options=OPTIONS_OF["push"]),
-    "split": Habit("MODEL OUT=<MODEL>-split.gguf", "convert MODEL -o OUT", options={"--format": "--format"}),
+    "split": Habit(
+        "MODEL OUT=<MODEL>-split.gguf", "convert MODEL -o OUT", options={"--format": "--format", "--split": ""}
+    ),
     "join": Habit("MODEL OUT=<MODEL>-joined.gguf", "convert MODEL -o OUT", options={"--join": "", "--merge": ""}),
     "join-lora": Habit(
         "MODEL ADAPTER OUT=merged",
@@ -340,8 +371,8 @@ HABITS: dict[str, Habit] = {
     ),
     "apply-chat-template": Habit("FILE [CHAT]", "meta template render FILE CHAT", options=MESSAGES),
     "set-chat-template": Habit("FILE TEMPLATE", "meta template set FILE TEMPLATE"),
-    "dequantize": Habit("FILE OUT", "convert FILE -o OUT --dtype f16"),
-    "embed": Habit("MODEL TEXT", "run MODEL --embed TEXT", options=_TEXT),
+    "dequantize": Habit("FILE OUT=<FILE>-f16.gguf", "convert FILE -o OUT --dtype f16"),
+    "embed": Habit("MODEL TEXT", "run MODEL --embed TEXT", options=_TEXT | {"-t": "TEXT", "--pooling": "="}),
     "train": Habit(
         "MODEL DATA OUT=run STEPS", "pretrain --init MODEL --data DATA -o OUT --steps STEPS", options=FOREIGN_TRAIN
     ),
@@ -351,10 +382,13 @@ HABITS: dict[str, Habit] = {
         options=FOREIGN_TRAIN | {"--lora": "", "--use-peft": ""},
     ),
     "train --resume": Habit(
-        "RUN", "resume RUN", options=dict.fromkeys(("--resume", "--resume-from-checkpoint"), "RUN"), alone=True
+        "RUN",
+        "resume RUN",
+        options=dict.fromkeys(("--resume", "--resume-from-checkpoint", "--continue"), "RUN"),
+        alone=True,
     ),
     "continue": Habit("RUN", "resume RUN"),
-    "list runs": Habit("FOLDER=.", "runs FOLDER"),
+    "list runs": Habit("FOLDER=.", "runs FOLDER", options=dict.fromkeys(("--runs", "--list"), "")),
     "evaluate": Habit("MODEL [DATA]", "eval MODEL --data=DATA", options=EVAL_OPTIONS),
     "axolotl train": Habit(
         "CONFIG MODEL DATA OUT STEPS",
@@ -381,159 +415,3 @@ HABITS: dict[str, Habit] = {
     "env": Habit("", "doctor"),
     "list-tensors": Habit("FILE", "tensors FILE"),
 }
-
-SAME = {
-    **dict.fromkeys(("llama-run", "llama-simple", "llama-simple-chat", "llama-mtmd-cli", "main"), "llama-cli"),
-    **dict.fromkeys(("chat", "ask", "generate", "complete", "completion", "prompt", "infer", "inference"), "llama-cli"),
-    **dict.fromkeys(("predict", "query", "cli", "repl", "talk", "text-generation", "llama-completion"), "llama-cli"),
-    **dict.fromkeys(("run --server", "run --port", "chat --serve", "api", "llama-swap"), "run --serve"),
-    **dict.fromkeys(("speed", "perf", "throughput", "benchmarks"), "llama-bench"),
-    **dict.fromkeys(("eval perplexity", "evaluate perplexity"), "evaluate"),
-    **dict.fromkeys(("evaluate --tasks", "evaluate --model-args"), "lm-eval"),
-    **dict.fromkeys(("imatrix create", "importance-matrix"), "imatrix compute"),
-    **dict.fromkeys(("tokenizer encode", "vocab tokenize", "tok"), "llama-tokenize"),
-    **{f"vocab {option}": "llama-tokenize --chat" for option in ("--chat", "--messages")},
-    **dict.fromkeys(("lora merge", "merge lora", "peft merge", "adapter merge", "merge adapter"), "join-lora"),
-    **dict.fromkeys(("lora extract", "extract lora", "lora-extract", "unmerge", "adapter extract"), "extract-lora"),
-    **dict.fromkeys(("soup", "blend", "avg", "mean", "model-soup"), "average"),
-    **dict.fromkeys(("mergekit", "merge-yaml"), "mergekit-yaml"),
-    **dict.fromkeys(("gguf-merge", "merge-gguf", "split --merge", "split --join", "shard --merge"), "join"),
-    "shard --join": "join",
-    **dict.fromkeys(("to-gguf", "gguf", "hf-to-gguf", "convert hf-to-gguf"), "convert-hf-to-gguf"),
-    **dict.fromkeys(("gguf-to-hf", "convert-gguf-to-hf", "hf-from-gguf", "to-transformers"), "to-hf"),
-    **dict.fromkeys(("convert gguf-to-hf", "export hf", "convert hf", "export transformers"), "to-hf"),
-    **dict.fromkeys(("export gguf", "convert gguf"), "convert-hf-to-gguf"),
-    **dict.fromkeys(("mlx", "hf-to-mlx", "export mlx", "convert mlx"), "to-mlx"),
-    "mlx convert": "mlx-lm convert",
-    "mlx generate": "mlx-lm generate",
-    "export ollama": "export --ollama",
-    **dict.fromkeys(("lora-to-gguf", "convert-adapter", "convert --lora"), "convert-lora-to-gguf"),
-    **dict.fromkeys(("template show", "template get", "template print", "meta template-show"), "template"),
-    **dict.fromkeys(("template apply", "template format"), "template render"),
-    **{f"chat-template {verb}": "template" for verb in ("show", "get", "print")},
-    **dict.fromkeys(("chat-template render", "chat-template apply"), "template render"),
-    "chat-template set": "template set",
-    **dict.fromkeys(("inspect --field", "show --key"), "inspect --key"),
-    "meta --field": "meta --key",
-    "inspect --kv": "inspect --keys",
-    "inspect --chat-template": "inspect --template",
-    "inspect --report": "inspect --html",
-    "export --lora": "export --adapter",
-    **dict.fromkeys(("metadata --name", "edit --general-name", "set-metadata --general-name"), "meta --name"),
-    **{f"convert {option}": "convert --chat-template" for option in ("--chat-template-file", "--template")},
-    **{f"export {option}": "convert --chat-template" for option in TEMPLATE},
-    **dict.fromkeys(("hf pull", "hf get", "hf clone", "clone", "snapshot-download"), "hf download"),
-    "sft lora": "train lora",
-    **dict.fromkeys(("train sft", "train full"), "train"),
-    **dict.fromkeys(("qlora", "finetune lora", "train qlora", "lora train"), "train lora"),
-    **dict.fromkeys(("train --teacher", "sft --teacher", "finetune --teacher"), "trl gkd"),
-    **dict.fromkeys(("kd", "distillation", "distill-model", "train distill"), "distil"),
-    **dict.fromkeys(("train resume", "resume run"), "continue"),
-    **{f"{name} --resume-from-checkpoint": "train --resume" for name in ("sft", "trl sft", "finetune", "fine-tune")},
-    **{f"{name} --resume": "train --resume" for name in ("sft", "trl sft", "fine-tune")},
-    "runs report": "runs show",
-    "runs ls": "runs list",
-    **dict.fromkeys(("ls runs", "history", "experiments"), "list runs"),
-    **dict.fromkeys(("scan", "find", "ls models", "list models"), "ollama list"),
-    **dict.fromkeys(("card", "model-card"), "html"),
-    "kv": "metadata",
-    "fsck": "check",
-    **dict.fromkeys(("cmp", "delta"), "compare"),
-    "merge --peft-model": "merge --lora",
-    **{
-        f"{verb} {option}": "edit --chat-template"
-        for verb in ("edit", "set", "gguf-set-metadata", "update", "modify")
-        for option in TEMPLATE
-        if f"{verb} {option}" != "edit --chat-template"
-    },
-    "metadata --chat-template-file": "edit --chat-template",
-    **dict.fromkeys(("stamp --template", "stamp --chat-template-file"), "stamp --chat-template"),
-    "cache": "hf cache",
-    "perplexity": "llama-perplexity",
-    "ppl": "llama-perplexity",
-    "benchmark": "llama-bench",
-    "gguf-split": "llama-gguf-split",
-    "merge-shards": "join",
-    "gguf-hash": "llama-gguf-hash",
-    "export-lora": "llama-export-lora",
-    "merge-lora": "join-lora",
-    "lora": "join-lora",
-    "lora --train": "mlx-lm lora",
-    "fuse": "mlx-lm fuse",
-    "fuse --export-gguf": "mlx-lm fuse --export-gguf",
-    "create": "ollama create",
-    "dump": "gguf-dump",
-    "dump --no-tensors": "gguf-dump --no-tensors",
-    "convert-lora": "convert-lora-to-gguf",
-    **dict.fromkeys(("push-to-hub", "publish"), "upload"),
-    "config": "metadata",
-    "gkd": "trl gkd",
-    "sft": "trl sft",
-    **dict.fromkeys(
-        ("train --resume-from-checkpoint", "pretrain --resume-from-checkpoint", "finetune --resume"), "train --resume"
-    ),
-    **dict.fromkeys(("ls-tensors", "layers"), "list-tensors"),
-    "keys": "metadata",
-    **dict.fromkeys(("edit", "update", "modify"), "gguf-set-metadata"),
-    **dict.fromkeys(("edit --set", "set-metadata --set", "set --set"), "metadata --set"),
-    **dict.fromkeys(("edit --name", "set-metadata --name"), "gguf-set-metadata --name"),
-    "apply-template": "apply-chat-template",
-    **{f"chat-template {option}": f"template {option}" for option in (*MESSAGES, "--set")},
-    **dict.fromkeys(("apply-lora", "merge-and-unload", "merge-peft", "merge-lora-adapter"), "join-lora"),
-    **dict.fromkeys(("merge --adapter", "merge --adapter-path"), "merge --lora"),
-    **dict.fromkeys(("extract-adapter", "extract"), "extract-lora"),
-    **dict.fromkeys(("unsplit", "cat", "concat", "unshard"), "join"),
-    **dict.fromkeys(("kld", "kl-divergence"), "kl"),
-    **dict.fromkeys(("diff --kl", "compare --kl"), "diff --data"),
-    **dict.fromkeys(("tokenize", "encode", "tokens", "tokenizer"), "llama-tokenize"),
-    **dict.fromkeys(("hash", "sha256", "sha256sum"), "checksum"),
-    "diagnose": "check",
-    **dict.fromkeys(("ollama create --file", "create -f", "create --file"), "ollama create -f"),
-    **dict.fromkeys(("logs", "progress", "log"), "status"),
-    **dict.fromkeys(("curves", "chart", "graph", "tensorboard", "wandb"), "plot"),
-    **dict.fromkeys(("page", "view"), "html"),
-    **dict.fromkeys(("get", "fetch"), "hf download"),
-    **dict.fromkeys(("render", "render-template", "render-chat"), "apply-chat-template"),
-    "set-template": "set-chat-template",
-    **dict.fromkeys(("server", "serve"), "llama-server"),
-    "convert-hf-to-gguf-update": "convert-hf-to-gguf",
-    **dict.fromkeys(("set-metadata", "set"), "gguf-set-metadata"),
-    "new-metadata": "gguf-new-metadata",
-    "mlx-lm quantize": "mlx-lm convert",
-    **dict.fromkeys(("ollama ls", "list", "ls", "models", "list-models", "ls-models"), "ollama list"),
-    **dict.fromkeys(("ollama ps", "ollama stop", "ps"), "ollama rm"),
-    "hf models": "hf cache",
-    "download": "hf download",
-    "login": "hf auth",
-    "hf login": "hf auth",
-    "hf whoami": "hf auth",
-    "hf scan-cache": "hf cache",
-    "hf delete-cache": "hf cache",
-    "hf repos": "hf repo",
-    "hf upload-large-folder": "hf upload",
-    **dict.fromkeys(("optimum-cli onnxruntime", "optimum-cli inc", "optimum-cli openvino"), "optimum-cli export"),
-    "mergekit-multi": "mergekit-yaml",
-    "mergekit-mega": "mergekit-yaml",
-    **dict.fromkeys(("finetune", "fine-tune"), "train"),
-    **dict.fromkeys(("dpo", "grpo", "trl grpo", "trl reward", "trl kto", "trl rloo", "trl orpo"), "trl dpo"),
-    **dict.fromkeys(("tune run", "accelerate launch", "torchrun"), "axolotl train"),
-    **dict.fromkeys(("embedding", "embeddings"), "embed"),
-    "chat-template": "template",
-    "lm-eval run": "lm-eval",
-}
-"""Other names of rows of HABITS."""
-
-PROGRAMS = (
-    "mlx-lm",
-    "ollama",
-    "hf",
-    "optimum-cli",
-    "transformers",
-    "trl",
-    "vllm",
-    "rosetta",
-    "axolotl",
-    "tune",
-    "lm-eval",
-)
-"""Programs whose first argument is a command of theirs."""

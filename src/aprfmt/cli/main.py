@@ -86,7 +86,7 @@ def run(arguments: list[str]) -> int:
             if not isinstance(error, BaseException) or (ours := meant(error, typed)) is None:
                 break
             typed = ours.words
-            error = _try_noted(typed)
+            error = _try_noted(typed, ours.note)
             for line in ours.more:
                 code = report(error) if isinstance(error, BaseException) else error
                 error = _try_noted(line)
@@ -104,12 +104,12 @@ def run(arguments: list[str]) -> int:
             os.environ.pop(REQUIRED_SIGNER, None)
 
 
-def _try_noted(words: list[str]) -> int | BaseException:
-    """`_try` of our line for another one, after a note of it."""
+def _try_noted(words: list[str], what: str = "") -> int | BaseException:
+    """`_try` of our line for another one, after a note of it and of `what` else there is to say."""
     from aprfmt.cli.output import out
 
     out.configure(words)
-    out.note(shlex.join(["apr", *words]))
+    out.note(shlex.join(["apr", *words]) + f"\n{what}" * bool(what))
     return _try(words)
 
 

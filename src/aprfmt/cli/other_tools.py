@@ -9,18 +9,12 @@ from itertools import pairwise
 from typing import Any
 
 from aprfmt.cli.commands import COMMANDS
-from aprfmt.cli.foreign_line import OtherLine, Suggestion, command_of, option_of, stem
-from aprfmt.cli.habits import HABITS, PROGRAMS, SAME, Habit
+from aprfmt.cli.foreign_line import OtherLine, Suggestion, command_of, free, option_of, stem
+from aprfmt.cli.habits import HABITS, Habit
+from aprfmt.cli.other_names import SAME, named, nearest
 from aprfmt.cli.output import is_of_mlx, out, quantizes
 from aprfmt.cli.special_lines import PART, SPECIAL, each_of_folder, is_adapter, is_model, page_of
 from aprfmt.io.source import exists
-
-_SPELLINGS = {
-    "huggingface-cli": "hf",
-    "hub": "hf",
-    "mlx-lm-convert": "mlx-lm convert",
-    "gguf-split": "llama-gguf-split",
-}
 
 
 def suggest(arguments: Sequence[str], error: Exception) -> Suggestion | None:
@@ -30,6 +24,8 @@ def suggest(arguments: Sequence[str], error: Exception) -> Suggestion | None:
         found = Suggestion([*arguments])
     elif found is None and arguments and (word := arguments[0]) not in COMMANDS and _is_model(word):
         found = Suggestion(["inspect", *arguments])
+    elif found is None and arguments and word not in COMMANDS and (near := nearest(word)) is not None:
+        found = _of_typo([near, *arguments[1:]])
     for _ in range(2):
         if (
             found is None
@@ -43,6 +39,13 @@ def suggest(arguments: Sequence[str], error: Exception) -> Suggestion | None:
             return None if found.complete else found
         found = completed
     return found if found is not None and found.words != [*arguments] else None
+
+
+def _of_typo(words: list[str]) -> Suggestion | None:
+    """Our line for one whose command was corrected, to be suggested only."""
+    found = rephrase(words) or Suggestion(words)
+    found.complete = False
+    return found if not found.words or found.words[0] not in COMMANDS or parse(found.words) is None else None
 
 
 def of_missing(arguments: Sequence[str], path: str) -> Suggestion | None:
@@ -103,24 +106,25 @@ _SAMPLING = ("--top-k", "--top-p", "--min-p")
 
 def rephrase(arguments: Sequence[str]) -> Suggestion | None:
     """Our command line by the table of habits; None if it has no row, or the row changes nothing."""
-    name, rest = _named(arguments)
+    name, rest = named(arguments)
     names, options = (name, SAME.get(name, name)), [option_of(word) for word in rest if word.startswith("-")]
     keys = (f"{one} {option}" for one in names for option in options)
     key = next((key for key in keys if key in HABITS or key in SAME), name)
     key = SAME.get(key, key)
-    rest = _normalized(key, rest)
+    rest = _normalized(key, [*_without_true(rest)])
     habit = HABITS.get(key)
-    if habit is None and name in COMMANDS:
-        habit = Habit("[MODEL]", f"{name} MODEL")
+    if habit is None and key in COMMANDS:
+        habit = Habit("[MODEL]", f"{key} MODEL")
     if habit is None:
         return None
     if (special := SPECIAL.get(key)) is not None and (found := special(rest)) is not None:
         if key in _SPLITS:
             _keep_gguf(found.words)
+        _join_filters(found.words)
         return found
     if not habit.ours:
         return Suggestion([], then=habit.then, complete=False)
-    found = _read(key, habit, rest, is_of_mlx(arguments))
+    found = _read(key, habit, rest, is_of_mlx(arguments) or key == "mlx-lm convert")
     had_epochs = "--epochs" in found.words
     _put_model_first(found.words)
     _complete_values(found.words)
@@ -128,9 +132,11 @@ def rephrase(arguments: Sequence[str]) -> Suggestion | None:
         found.complete = True  # of the names only that of the steps was missing
     for at, word in enumerate(found.words[1:], 1):
         if word == _RUN and found.words[at - 1] in ("-o", "--output") and word not in rest:
-            found.words[at] = _free(word) or word
+            found.words[at] = free(word) or word
     steps = dict(pairwise(found.words)).get("--steps")
-    if found.words[0] in _TRAINS and (("--epochs" in found.words and not had_epochs) or steps not in (None, *rest)):
+    if found.words[0] in _TRAINS and (
+        ("--epochs" in found.words and not had_epochs) or steps not in (None, *_values(rest))
+    ):
         found.complete = False  # nobody asked for this length
     is_ours = arguments[0] == found.words[0]
     if is_ours and found.dropped and sorted(found.words) == sorted({*arguments} & {*found.words}):
@@ -138,6 +144,11 @@ def rephrase(arguments: Sequence[str]) -> Suggestion | None:
     return (
         None if sorted(found.words) == sorted(arguments) and is_ours and not _moved(found.words, arguments) else found
     )
+
+
+def _values(rest: Sequence[str]) -> Iterator[str]:
+    for word in rest:
+        yield from {word, word.partition("=")[2]}
 
 
 def _read(key: str, habit: Habit, rest: list[str], is_mlx: bool) -> Suggestion:
@@ -157,6 +168,7 @@ def _read(key: str, habit: Habit, rest: list[str], is_mlx: bool) -> Suggestion:
 
 def _complete_values(words: list[str]) -> None:
     """Corrects a line by what its files are, and adds what other programs have as defaults."""
+    _join_filters(words)
     if words[0] == "merge" and any(map(is_adapter, words[1:])) and "--method" not in words:
         words[0] = "merge-adapter"
     elif words[0] == "run" and {*words} & {*_SAMPLING} and "--temperature" not in words:
@@ -169,7 +181,24 @@ def _complete_values(words: list[str]) -> None:
         words[1:3] = words[2:0:-1]  # `hf upload` names the repository first
 
 
-_TAKE_A_MODEL = ("run", "vocab", "eval", "tensors", "tree", "hex", "bench")
+def _join_filters(words: list[str]) -> None:
+    """One pattern for a layer and a name: the option takes one, and the last one counts."""
+    places = [at for at, word in enumerate(words) if word == "--filter"]
+    if len(places) < 2:
+        return
+    values = [words[at + 1] for at in places]
+    layers = [value for value in values if re.fullmatch(r"\*\.\w+\.\*", value)]
+    names = [
+        value.strip("*") for value in values if value not in layers and not any(one[1:-1] in value for one in layers)
+    ]
+    whole = "*".join([*(one.strip("*") for one in layers), *names]) if names else ""
+    pattern = f"*{whole}*" if whole else next((value for value in values if value not in layers), values[0])
+    for at in reversed(places):
+        del words[at : at + 2]
+    words[2:2] = ["--filter", pattern]
+
+
+_TAKE_A_MODEL = ("imatrix", "run", "vocab", "eval", "tensors", "tree", "hex", "bench")
 
 
 def _put_model_first(words: list[str]) -> None:
@@ -202,33 +231,13 @@ def parse(words: Sequence[str]) -> Exception | None:
 # --- reading the other line ---
 
 
-def _named(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The command of another program, of one or two words as HABITS has them, and its arguments."""
-    words = [*arguments]
-    while len(words) > 1 and (re.fullmatch(r"python[\d.]*|-m|apr", words[0])):
-        words.pop(0)
-    if not words:
-        return "", []
-    first = words[0]
-    if first in COMMANDS:
-        return _with_verb(first, words[1:])
-    name = re.sub(r"\.(py|exe|sh)$", "", os.path.basename(first)).replace("_", "-").lower()
-    name = name.removeprefix("gguf.scripts.")
-    name = _SPELLINGS.get(name, name)
-    program, dot, command = name.partition(".")
-    if dot and program in PROGRAMS:
-        name = f"{program} {command}"
-    elif name in PROGRAMS and len(words) > 1 and not words[1].startswith("-"):
-        name = f"{name} {words.pop(1)}".replace("_", "-")
-    return _with_verb(name, words[1:])
-
-
-def _with_verb(name: str, rest: list[str]) -> tuple[str, list[str]]:
-    """A command with the word behind it, where the table has both and the word is not a file."""
-    both = f"{name} {rest[0]}" if rest and not rest[0].startswith("-") else ""
-    if (both in HABITS or both in SAME) and not exists(rest[0]):
-        return both, rest[1:]
-    return name, rest
+def _without_true(rest: Sequence[str]) -> Iterator[str]:
+    """Switches in the form of transformers' parser, `--use_cpu True` or `--use_cpu=true`, as switches."""
+    before = ""
+    for word in rest:
+        if word.lower() != "true" or not before.startswith("--"):
+            yield re.sub(r"^(--[\w-]+)=[Tt]rue$", r"\1", word)
+        before = word
 
 
 _CONVERTS = ("convert", "export", "import")
@@ -242,6 +251,8 @@ def _normalized(key: str, rest: list[str]) -> list[str]:
     command = HABITS[key].ours.partition(" ")[0] if key in HABITS else key
     if key == "to-mlx" and "-q" in rest:
         return [*(word for word in rest if word != "-q"), *([] if "--bits" in rest else ["--bits", "4"])]
+    if command in (*_CONVERTS, "quantize"):
+        rest = [word[2:] if word.startswith("--") and _is_type(word[2:]) else word for word in rest]
     if command in _CONVERTS:
         return list(_of_conversion(rest, is_mlx=is_of_mlx([key.replace(" ", "."), *rest])))
     if command == "pretrain" or key in ("lora", "mlx-lm lora"):
@@ -255,8 +266,6 @@ def _normalized(key: str, rest: list[str]) -> list[str]:
 
 def _of_conversion(rest: Sequence[str], *, is_mlx: bool) -> Iterator[str]:
     """A type or a format behind an option that has another meaning here, or behind none."""
-    from aprfmt.convert.presets import find_preset
-
     to_mlx = is_mlx or "mlx" in rest or "--mlx" in rest or "--format=mlx" in rest
     before = ""
     for at, word in enumerate(rest):
@@ -267,17 +276,34 @@ def _of_conversion(rest: Sequence[str], *, is_mlx: bool) -> Iterator[str]:
             pass
         elif word == "-q" and quantizes(rest[at:]):
             yield "--dtype"
+        elif word == "-q" and _BITS.fullmatch(after):
+            yield "--bits"
         elif word in ("-f", "--format", "--to") and after.lower() in _FORMATS:
             yield from ("--format", _FORMATS[after.lower()])
         elif word in ("-f", "--format", "--to") and after.lower() == "ollama":
             yield from ("--format", "gguf", "--modelfile")
         elif before in ("-f", "--format", "--to") and word.lower() in (*_FORMATS, "ollama"):
             pass
-        elif not before.startswith("-") and before and not exists(word) and (is_float(word) or find_preset(word)):
-            yield from ("--dtype", word)
+        elif not before.startswith("-") and before and not exists(word):
+            yield from _of_word(word, to_mlx=to_mlx)
         else:
             yield word
         before = word
+
+
+def _of_word(word: str, *, to_mlx: bool) -> tuple[str, ...]:
+    """A type, a format or a number of bits without an option."""
+    if is_float(word) or _is_type(word):
+        return ("--dtype", word)
+    if word.lower() in _FORMATS:
+        return ("--format", _FORMATS[word.lower()])
+    return (f"--bits={bits[1]}",) if to_mlx and (bits := _BITS.fullmatch(word)) else (word,)
+
+
+def _is_type(word: str) -> bool:
+    from aprfmt.convert.presets import find_preset
+
+    return find_preset(word) is not None
 
 
 def is_float(word: str) -> bool:
@@ -416,6 +442,8 @@ def _completed(found: Suggestion, error: Exception) -> Suggestion | None:
 def _is_unclear(words: Sequence[str]) -> bool:
     """Whether a conversion names neither the format nor the type of its output."""
     names = {word.partition("=")[0] for word in words}
+    if is_adapter(words[1]):
+        return False
     return words[0] in ("convert", "export") and not names & {"--format", "--dtype", "--quantize", "--bits"}
 
 
@@ -433,6 +461,8 @@ _SUFFIXES = {"gguf": ".gguf", "apr": ".apr", "safetensors": ".safetensors", "hf"
 
 def _output_of(words: Sequence[str], places: Sequence[str]) -> str | None:
     """A name for the output of our line `words`, which names none; None if it is unclear or taken."""
+    if words[0] == "merge" and any(word.partition("=")[0] == "--config" for word in words):
+        return free("merged")
     if not places:
         return None
     name, given = stem(places[0]), dict(pairwise(words)) | dict(word.split("=", 1) for word in words if "=" in word)
@@ -442,14 +472,7 @@ def _output_of(words: Sequence[str], places: Sequence[str]) -> str | None:
         dtype = dtype or (f"{bits}bit" if (bits := given.get("--bits")) else "")
         kind = _SUFFIXES.get(given.get("--format", "gguf"), f"-{given.get('--format')}")
         found = f"{name}{f'-{dtype}' * bool(dtype)}{kind}"
-    return _free(found) if found else None
-
-
-def _free(name: str) -> str | None:
-    """`name`, or with a number behind it, so that nothing has that name; None if all of them are taken."""
-    begin, suffix = os.path.splitext(name) if name.endswith(_FILES) else (name, "")
-    names = (name, *(f"{begin}-{n}{suffix}" for n in range(2, 10)))
-    return next((name for name in names if not exists(name)), None)
+    return free(found) if found else None
 
 
 _FILES = (".gguf", ".apr", ".safetensors")

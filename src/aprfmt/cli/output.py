@@ -351,13 +351,15 @@ def table(
 
 
 def pairs(rows: Iterable[tuple[str, str]], *, indent: int = 2, label: int = 15) -> list[str]:
-    """`label  value` lines, values aligned and wrapped at the terminal's width."""
+    """`label  value` lines, values aligned and wrapped at the terminal's width; a command stays whole, to be copied."""
     import textwrap
 
     lines = []
     room = max(20, width() - indent - label - 2)
     for name, value in rows:
-        parts = textwrap.wrap(printable(value), room, break_long_words=False, break_on_hyphens=False) or [""]
+        text = printable(value)
+        wraps = COMMAND.match(text) is None and text != ""
+        parts = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) if wraps else [text]
         lines.append(" " * indent + out.style(name.ljust(label), "dim") + "  " + parts[0])
         lines += [" " * (indent + label + 2) + part for part in parts[1:]]
     return lines

@@ -11,7 +11,8 @@ import aprfmt
 from aprfmt.cli.ci import JunitOption, SarifOption, ci_reports
 from aprfmt.cli.options import ForceOption, ModelArgument, PageOption
 from aprfmt.cli.output import out, printable, progress_bar, with_page, wrapped
-from aprfmt.text import format_count, format_figure, format_seconds
+from aprfmt.errors import COMMAND
+from aprfmt.text import format_count, format_figure, format_seconds, plural
 
 if TYPE_CHECKING:
     from aprfmt.running.qa import GateResult, QaReport
@@ -65,33 +66,72 @@ def qa(
     return 0 if report.passed else 1
 
 
+_LABEL = 22
+"""Columns of a gate's status and name."""
+
+
 def _tell(gate: GateResult) -> None:
-    """Prints a gate's result as soon as it is known: some gates take seconds."""
+    """Prints a gate's result as soon as it is known: some gates take seconds. Skipped ones come last, by reason."""
+    if gate.status == "skip":
+        return
     value = "" if gate.value is None else format_figure(gate.value)
     limit = "" if gate.threshold is None else format_figure(gate.threshold)
     # No-break spaces, which lines are not wrapped at.
-    figures = f"[{value}, limit {limit}]".replace(" ", "\xa0") if value and limit else ""
-    rest = f"  {gate.id:<14}  "
-    indent = len(gate.status) + len(rest)
-    *lines, last = wrapped(f"{printable(gate.message)}  {figures}".rstrip(), indent=indent)
+    is_new = value and limit and (gate.status != "pass" or value != limit)
+    figures = f"[{value}, limit {limit}]".replace(" ", "\xa0") if is_new else ""
+    *lines, last = wrapped(f"{printable(gate.message)}  {figures}".rstrip(), indent=_LABEL)
     if figures:
         last = last.removesuffix(figures) + out.style(figures.replace("\xa0", " "), "dim")
-    first, *more = (*lines, last)
-    for line in (out.style(gate.status, _STYLES[gate.status]) + rest + first[indent:], *more):
+    _put(gate.status, gate.id, [*lines, last])
+
+
+def _put(status: str, name: str, lines: list[str]) -> None:
+    first, *more = lines
+    out.line(f"{out.style(status, _STYLES[status])}  {name:<{_LABEL - 8}}  {first[_LABEL:]}")
+    for line in more:
         out.line(line)
-    if gate.hint is not None:
-        out.line(f"{' ' * indent}{out.style('fix:', 'bold')} {printable(gate.hint)}")
+
+
+def _skips(report: QaReport) -> Iterator[str]:
+    """The skipped gates, one entry for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for gate in report.gates:
+        if gate.status == "skip":
+            reasons.setdefault(gate.message, []).append(gate.id)
+    for reason, names in reasons.items():
+        first, *more = wrapped(f"{', '.join(names)}: {printable(reason)}", indent=6)
+        yield out.style("skip", _STYLES["skip"]) + f"  {first[6:]}"
+        yield from more
+
+
+def _fixes(report: QaReport) -> Iterator[str]:
+    """What to type against the failures, once for all that it fixes; a command stays whole, to be copied."""
+    fixes: dict[str, list[str]] = {}
+    for gate in report.gates:
+        if gate.hint is not None:
+            fixes.setdefault(gate.hint, []).append(gate.id)
+    for fix, names in fixes.items():
+        lines = [fix] if COMMAND.match(fix) else [line.strip() for line in wrapped(fix, indent=5)]
+        lines += [f"for {', '.join(names)}"] if len(fixes) > 1 else []
+        first, *more = map(printable, lines)
+        yield f"{out.style('fix:', 'bold')} {first}"
+        yield from (f"     {line}" for line in more)
 
 
 def _verdict(report: QaReport) -> Iterator[str]:
+    yield from _skips(report)
     failed = [gate.id for gate in report.gates if gate.status == "fail"]
-    skipped = [gate.id for gate in report.gates if gate.status == "skip" and gate.required]
+    n_skipped = sum(gate.status == "skip" and gate.required for gate in report.gates)
     model = f"{format_count(report.parameters)} parameters, {report.bits_per_weight:.2f} bits per weight"
     time = f"{format_seconds(report.seconds)}"
     if report.passed:
         n = sum(gate.status == "pass" for gate in report.gates)
-        yield f"{out.style('passed', 'green')}: {n} gates; {model}; {time}"
-        return
-    parts = [f"failed {', '.join(failed)}"] if failed else []
-    parts += [f"skipped {', '.join(skipped)}"] if skipped else []
-    yield f"{out.style('not passed', 'red')}: {'; '.join(parts)}; {model}; {time}"
+        word, text = "passed", f"{plural(n, 'gate')}; {model}; {time}"
+    else:
+        parts = [f"failed {', '.join(failed)}"] if failed else []
+        parts += [f"{plural(n_skipped, 'gate')} skipped"] if n_skipped else []
+        word, text = "not passed", f"{'; '.join(parts)}; {model}; {time}"
+    first, *more = wrapped(f"{word}: {text}")
+    yield out.style(word, "green" if report.passed else "red") + first.removeprefix(word)
+    yield from more
+    yield from _fixes(report)

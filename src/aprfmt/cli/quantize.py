@@ -73,7 +73,9 @@ class Quantize(Conversion):
             raise UsageError("FILE must come before TYPE", hint=f"apr quantize {self.mix} {self.file}")
         if self.output is None and self.mix is None:
             raise UsageError("--output is missing: without TYPE the output has no default name", hint="-o OUT.gguf")
-        output = self.output or Path(quantized_name(self.file, self.mix or ""))
+        output = self.output or Path(
+            quantized_name(self.file, self.mix or "", imatrix=bool(given.get("imatrix")), pure=bool(given.get("pure")))
+        )
         if not output.suffix and given.get("format") is None:
             hint = f"-o {output}.gguf, or {output}.apr"
             raise UsageError("the output has no suffix", path=output, hint=hint)

@@ -5,32 +5,71 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
-from aprfmt.cli.foreign_line import OtherLine, Suggestion, stem
-from aprfmt.cli.foreign_options import model_of_modelfile
+from aprfmt.cli.foreign_line import OtherLine, Suggestion, free, option_of, stem
+from aprfmt.cli.foreign_options import CHECKSUMS, TENSOR_OPTIONS, model_of_modelfile
 from aprfmt.cli.habits import HABITS, Habit
+from aprfmt.cli.output import out
+from aprfmt.io.source import exists
 
 _OUTPUTS = ("-o", "--output", "--out", "--outfile")
-_MODELS = ("-m", "--model")
+_MODELS = ("-m", "--model", "--model-id")
 _SUFFIXES = (".gguf", ".apr", ".safetensors")
 
 PART = re.compile(r"-(\d{5})-of-\d{5}\.\w+$")
 """Of the name of a shard: its number."""
 
 
-def _serve(rest: Sequence[str]) -> Suggestion | None:
+def _where(program: str) -> str:
+    path = shutil.which(program)
+    return f"is another program, and is installed here: {path}" if path else "is another program, not installed here"
+
+
+def _serve(rest: Sequence[str]) -> Suggestion:
     """llama-server reads a GGUF as it is."""
-    model = _value_of(rest, _MODELS) or next((word for word in rest if not word.startswith("-")), "")
-    if not model:
-        return None
-    options = [word for word in rest if word not in (*_MODELS, model, "--serve", "--server")]
-    is_gguf = model.endswith(".gguf")
-    server = shlex.join(["llama-server", "-m", model if is_gguf else f"{stem(model)}.gguf", *options])
-    if is_gguf:
-        return Suggestion([], complete=False, shell=server)
-    return Suggestion(["convert", model, "-o", f"{stem(model)}.gguf"], shell=f"&& {server}")
+    model, options = _model_of(rest)
+    server, because = ["llama-server", "-m"], f"apr has no server; llama-server {_where('llama-server')}"
+    if not model or model.endswith(".gguf"):
+        line = shlex.join([*server, model or "MODEL.gguf", *options])
+        return Suggestion([], complete=False, shell=line, because=because)
+    made = free(f"{stem(model)}.gguf") or "model.gguf"
+    return Suggestion(
+        ["convert", model, "-o", made], shell=f"&& {shlex.join([*server, made, *options])}", because=because
+    )
+
+
+def _serve_by_vllm(rest: Sequence[str]) -> Suggestion:
+    """vLLM reads a folder as it is."""
+    model, options = _model_of(rest)
+    because = f"apr has no server; vllm {_where('vllm')}"
+    if os.path.isfile(os.path.join(model, "config.json")) or not model:
+        return Suggestion(
+            [], complete=False, shell=shlex.join(["vllm", "serve", model or "FOLDER", *options]), because=because
+        )
+    made = free(f"{stem(model)}-hf") or "model-hf"
+    line = f"&& {shlex.join(['vllm', 'serve', made, *options])}"
+    return Suggestion(["convert", model, "-o", made, "--format", "hf"], shell=line, because=because)
+
+
+_OF_SERVING = ("--serve", "--server", "--api", "--http")
+
+
+def _model_of(rest: Sequence[str]) -> tuple[str, list[str]]:
+    """The model of a line for a server, and the options of the server; a number by itself is the port."""
+    words = [
+        word for whole in rest for word in (whole.split("=", 1) if whole.startswith(("--model=", "-m=")) else [whole])
+    ]
+    words = [word for word in words if word not in _OF_SERVING]
+    places = [word for before, word in zip(["", *words], words, strict=False) if word[:1] != "-" and before[:2] != "--"]
+    model = _value_of(words, _MODELS) or next(filter(is_model, words), "")
+    model = model or next((word for word in places if not word.isdecimal()), "")
+    options = [word for word in words if word not in (*_MODELS, model)]
+    if options[:1] and options[0].isdecimal():
+        options[:1] = ["--port", options[0]]
+    return model, options
 
 
 def _create(rest: Sequence[str]) -> Suggestion | None:
@@ -38,15 +77,31 @@ def _create(rest: Sequence[str]) -> Suggestion | None:
     if (files := [word for word in rest if _is_modelfile(word)]) and not {"-f", "--file"} & {*rest}:
         rest = [*(word for word in rest if word not in files), "-f", files[0]]
     if not {"-f", "--file", "--from"} & {word.partition("=")[0] for word in rest}:
-        if len([word for word in rest if not word.startswith("-")]) != 1 or not os.path.isfile("Modelfile"):
+        if len([word for word in rest if not word.startswith("-")]) > 1 or not os.path.isfile("Modelfile"):
             return None
         rest = [*rest, "-f", "Modelfile"]  # its default
     found = OtherLine("ollama create -f", HABITS["ollama create -f"]).read(rest)
     model, name = found.words[1], os.path.splitext(found.words[3])[0]
-    if not model.endswith(".gguf") or "--dtype" in found.words:
+    file = _value_of(rest, ("-f", "--file")) or "Modelfile"
+    found.because = f"apr makes no models of Ollama; ollama {_where('ollama')}"
+    if model.endswith(".gguf") and "--dtype" not in found.words:
+        line = shlex.join(["ollama", "create", name, "-f", file])
+        return Suggestion(
+            [],
+            then=f"{model} and {file} are ready: Ollama reads a GGUF as it is",
+            complete=False,
+            shell=line,
+            because=found.because,
+        )
+    if not model_of_modelfile(file):
         return None
-    line = shlex.join(["ollama", "create", name, "-f", _value_of(rest, ("-f", "--file")) or "Modelfile"])
-    return Suggestion([], then=f"Ollama reads {model} as it is", complete=False, shell=line)
+    made = found.words[3] = free(found.words[3]) or found.words[3]
+    own = shlex.quote(free(f"{name}.Modelfile") or f"{name}.Modelfile")
+    found.shell = (
+        f"&& sed 's|^FROM .*|FROM ./{made}|' {shlex.quote(file)} > {own} && ollama create {shlex.quote(name)} -f {own}"
+    )
+    found.then = ""
+    return found
 
 
 def _is_modelfile(word: str) -> bool:
@@ -79,11 +134,29 @@ def pulled(address: str) -> str:
     return found.line() if found is not None else "apr convert hf://org/repo -o model.gguf"
 
 
+_OF_TENSORS = {"--filter"} | {name for name, meaning in TENSOR_OPTIONS.items() if meaning != "" and name[:2] == "--"}
+
+
+def _list(rest: Sequence[str]) -> Suggestion | None:
+    """The tensors of a file, or of a model with a name of tensors."""
+    places = [word for word in rest if not word.startswith("-")]
+    model = next(filter(is_model, places), "")
+    if not model or (
+        os.path.isdir(model) and len(places) == 1 and not {option_of(word) for word in rest} & _OF_TENSORS
+    ):
+        return None
+    found = OtherLine("tensors", HABITS["tensors"]).read([word for word in rest if not re.fullmatch("-[la]+", word)])
+    found.dropped = [option for option in found.dropped if option != "--models"]
+    return found
+
+
 def _inspect(rest: Sequence[str]) -> Suggestion | None:
     """One model at a time, a key of its metadata, or a page about it."""
     places = [word for word in rest if not word.startswith("-")]
     if any(word.endswith(".html") for word in places) and len(places) == 2:
         return Suggestion(["report", *sorted(places, key=lambda word: word.endswith(".html"))[:1], "-o", places[1]])
+    if {option_of(word) for word in rest} & _OF_TENSORS:
+        return OtherLine("tensors", HABITS["tensors"]).read(rest)
     if len(places) < 2:
         return None
     if len(rest) == 2 and is_model(rest[0]) and not os.path.exists(rest[1]) and "." in rest[1]:
@@ -126,6 +199,10 @@ def is_model(word: str) -> bool:
 def _embed(rest: Sequence[str]) -> Suggestion | None:
     """The whole vector, to a file."""
     output = _value_of(rest, _OUTPUTS)
+    if len(rest) > 1 and is_model(rest[1]) and not rest[0].startswith("-") and not exists(rest[0]):
+        rest = [rest[1], rest[0], *rest[2:]]
+        if not output:
+            return OtherLine("embed", HABITS["embed"]).read(rest)
     if not output:
         return None
     at = next(at for at, word in enumerate(rest) if word in _OUTPUTS)
@@ -170,6 +247,29 @@ def _export_lora(rest: Sequence[str]) -> Suggestion | None:
     return OtherLine(key, HABITS[key]).read(rest)
 
 
+def _adapter(rest: Sequence[str]) -> Suggestion | None:
+    """An adapter without its base: the model whose name the adapter's begins with, to be suggested."""
+    adapter = next(filter(is_adapter, rest), "").rstrip("/")
+    if not adapter or any(is_model(word) and word.rstrip("/") != adapter for word in rest):
+        return None
+    row = OtherLine("convert-lora-to-gguf", HABITS["convert-lora-to-gguf"])
+    if len(rest) == 2 and not exists(rest[1]) and rest[1].endswith(".gguf"):
+        rest = [rest[0], "-o", rest[1]]
+    if exists(os.path.join(adapter, "config.json")):  # it describes the base
+        return row.read(rest)
+    folder, name = os.path.split(adapter)
+    with os.scandir(folder or ".") as entries:
+        names = [
+            entry.name for entry in entries if entry.is_dir() and name.startswith(entry.name) and entry.name != name
+        ]
+    if not names:
+        return None
+    base = os.path.join(folder, max(names, key=len))
+    found = row.read([*rest, "--base", base])
+    found.then, found.complete = f"{base} is taken as the base, by its name", False
+    return found
+
+
 def is_adapter(path: str) -> bool:
     """Whether a folder is an adapter of PEFT."""
     return os.path.isfile(os.path.join(path, "adapter_config.json"))
@@ -212,7 +312,9 @@ def _merge_of_many(rest: Sequence[str]) -> Suggestion | None:
 
 def _set(rest: Sequence[str]) -> Suggestion | None:
     """A chat template is the text of a file."""
-    words = [word for word in rest if word != "--force"]
+    words = [word for word in rest if word not in ("--force", "-s", "--set")]
+    if len(words) > 1 and all("=" in word for word in words[1:]) and "template" not in words[1]:
+        return Suggestion(["meta", "set", *words])
     if len(words) == 2 and "=" in words[1]:
         words[1:] = words[1].split("=", 1)
     if len(words) != 3 or words[1] not in ("chat_template", "chat-template", "tokenizer.chat_template"):
@@ -225,6 +327,8 @@ def _metadata(rest: Sequence[str]) -> Suggestion | None:
     """`metadata ACTION FILE ...`, in either order."""
     from aprfmt.cli.meta import ACTIONS
 
+    if len(rest) == 2 and is_model(rest[0]) and re.fullmatch(r"[\w.]+\.\w+", rest[1]) and not exists(rest[1]):
+        return Suggestion(["meta", "get", *rest])
     at = next((at for at, word in enumerate(rest[:2]) if word in ACTIONS and not os.path.exists(word)), None)
     if at is None:
         return None
@@ -245,6 +349,7 @@ def _upload(rest: Sequence[str]) -> Suggestion | None:
 
 def _template(rest: Sequence[str]) -> Suggestion | None:
     """A template is set, a conversation rendered."""
+    rest = [word for word in rest if word not in ("--file", "--from", "-f")]
     is_template = len(rest) == 2 and rest[1].endswith((".jinja", ".jinja2", ".j2"))
     return Suggestion(["meta", "template", "set", *rest]) if is_template else None
 
@@ -254,6 +359,9 @@ def _meta(rest: Sequence[str]) -> Suggestion | None:
     if rest[:1] == ["template"] and len(rest) > 3:
         verb = {"--set": "set", **dict.fromkeys(("--render", "--messages", "--chat"), "render")}.get(rest[2], "")
         return Suggestion(["meta", "template", verb, rest[1], *rest[3:]]) if verb else None
+    if {*rest} & {"--value", "-v"} and {*rest} & {"--key", "-k"}:
+        words = [word for word in rest if word != "set"]
+        return OtherLine("gguf-set-metadata", HABITS["gguf-set-metadata"]).read(words)
     if len(rest) == 2 and rest[1] in ("--template", "--chat-template"):
         return Suggestion(["meta", "template", rest[0]])
     if len(rest) == 3 and rest[1] in ("--template", "--chat-template", "--chat-template-file"):
@@ -278,7 +386,11 @@ def _run(rest: Sequence[str]) -> Suggestion | None:
 
 def _eval(rest: Sequence[str]) -> Suggestion | None:
     """Two models and data: the second one is the reference."""
-    places = [word for word in rest[:2] if is_model(word)]
+    places, text = [word for word in rest[:2] if is_model(word)], rest[2:3]
+    if len(places) == 2 and text and os.path.isfile(text[0]):
+        rest = [*rest[:2], "--data", *rest[2:]]
+    elif len(places) == 2 and len(rest) > 3 and rest[2] in ("--kl", "--kld") and os.path.isfile(rest[3]):
+        rest = [*rest[:2], "--data", *rest[3:]]
     if len(places) != 2 or not {"--data", "-d", "-f"} & {*rest}:
         return None
     return OtherLine("eval", HABITS["eval"]).read([rest[0], "--against", *rest[1:]])
@@ -311,6 +423,8 @@ def _for_ollama(key: str) -> Callable[[Sequence[str]], Suggestion | None]:
     """A Modelfile that starts from this model is there already."""
 
     def line(rest: Sequence[str]) -> Suggestion | None:
+        if any(map(_is_modelfile, rest)) or (not rest and os.path.isfile("Modelfile")):
+            return _create(rest)
         found = OtherLine(key, HABITS[key]).read(rest)
         own = model_of_modelfile("Modelfile").get("MODEL", "")
         if not own or os.path.normpath(own) != os.path.normpath(found.words[1]):
@@ -354,11 +468,20 @@ def _sums(rest: Sequence[str]) -> Suggestion | None:
     return Suggestion(lines[0], more=lines[1:]) if lines and len(lines) == len(found) else None
 
 
+_UNSIGNED = "this checks the file itself; apr verify FILE --key KEY checks a signature"
+
+
 def _verify(rest: Sequence[str]) -> Suggestion | None:
-    """Several models: their integrity, which is not their signature."""
-    found = _sums(rest)
-    if found is not None and "--sha256" not in found.words:
-        found.then = "apr verify FILE --key KEY checks a signature"
+    """Models without a key: their integrity, if no signature lies next to them."""
+    words = [word for word in rest if word not in ("-m", "--model", "--integrity")]
+    models = [word for word in words if not word.startswith("-")]
+    found = Suggestion(["validate", *models]) if len(models) == 1 and is_model(models[0]) else _sums(words)
+    if found is None or len(models) != len(words):
+        return None
+    if any(exists(f"{word}.sig") or exists(os.path.join(word, "model.sig")) for word in models):
+        return Suggestion(["verify", models[0], "--key", "KEY"], complete=False)
+    if "--sha256" not in found.words:
+        found.note, found.complete = _UNSIGNED, out.mode != "json"  # a script that forgets the key must not pass
     return found
 
 
@@ -381,9 +504,7 @@ def _extract(rest: Sequence[str]) -> Suggestion | None:
     if not stem(tuned).startswith(stem(base)) or stem(tuned) == stem(base):
         return None
     found = OtherLine("extract-lora", HABITS["extract-lora"]).read(["--base", base, "--tuned", tuned, *rest[2:]])
-    found.then = (
-        f"this takes {base} as the base and {tuned} as its fine-tune; exchange them if it is the other way round"
-    )
+    found.note = f"{base} is taken as the base and {tuned} as its fine-tune"
     return found
 
 
@@ -406,7 +527,7 @@ def _bits(rest: Sequence[str]) -> Suggestion | None:
     """A number of bits of a GGUF is one of llama.cpp's types; MLX takes the number."""
     bits = _value_of(rest, ("--bits",))
     output = _value_of(rest, _OUTPUTS)
-    if bits not in _TYPES_OF_BITS or "mlx" in rest or (output and not output.endswith(".gguf")):
+    if bits not in _TYPES_OF_BITS or {"mlx", "--mlx"} & {*rest} or (output and not output.endswith(".gguf")):
         return None
     at = rest.index("--bits")
     return OtherLine("quantize", HABITS["quantize"]).read([*rest[:at], "--type", _TYPES_OF_BITS[bits], *rest[at + 2 :]])
@@ -419,12 +540,17 @@ SPECIAL: dict[str, Callable[[Sequence[str]], Suggestion | None]] = {
     "inspect": _inspect,
     **dict.fromkeys(("check", "validate", "checksum", "checksum+1"), _sums),
     "verify": _verify,
+    **{f"{name} {option}": _sums for name in ("verify", "checksum") for option in ("-c", *CHECKSUMS, "--sha256")},
+    **dict.fromkeys(("ollama list",), _list),
+    "vllm serve": _serve_by_vllm,
     "doctor": _each("validate"),
+    "qa": _each("qa"),
+    "convert-lora-to-gguf": _adapter,
     "metadata": _metadata,
     "hf download": _download,
     **dict.fromkeys(("hf upload", "upload"), _upload),
     "template": _template,
-    **dict.fromkeys(("meta", "meta --set"), _meta),
+    **dict.fromkeys(("meta", "meta --set", "meta --key"), _meta),
     **dict.fromkeys(("join-lora", "lora"), _lora),
     "run": _run,
     "llama-cli": _run,

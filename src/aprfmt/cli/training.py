@@ -187,7 +187,7 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
     stopped = "interrupted" in summary
     word = out.style("stopped by a signal" if stopped else "done", "yellow" if stopped else "green")
     yield f"{word} after {summary['steps']:,} steps, {format_count(summary['tokens'])} tokens"
-    rate = f", {summary['tokens_per_s']:,.0f} tokens/s" if summary["tokens_per_s"] is not None else ""
+    rate = f", {speed:,.0f} tokens/s" if (speed := _speed(summary)) is not None else ""
     part = " since resuming" if summary["config"]["resume"] is not False else ""
     rows = [("time", format_seconds(summary["seconds"]) + part + rate)]
     if stopped and (train := summary["train"]):
@@ -212,6 +212,7 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
         rows.append(("projection", f"{summary['projected_steps']:,} steps: {time}"))
     if summary["model"]:
         rows.append(("model", printable(summary["model"])))
+        rows += _exports(Path(summary["model"]))
     if (examined := summary.get("qa")) is not None:
         gates = examined["gates"]
         ids = [gate["id"] for gate in gates if gate["status"] == "fail"]
@@ -223,6 +224,24 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
         rows.append(("checkpoint", printable(str(Path(summary["output"]) / name))))
         rows.append(("to continue", printable(f"apr resume {summary['output']}")))
     yield from pairs(rows)
+
+
+def _speed(summary: "Summary") -> float | None:
+    """Tokens per second of the whole run, as `apr runs` and `apr report` show it; of this process without a folder."""
+    if summary["output"] is None or not Path(summary["output"], "metrics.jsonl").is_file():
+        return summary["tokens_per_s"]
+    from aprfmt.inspection.run_report import summarise
+
+    return summarise(Path(summary["output"]))["tokens_per_s"]
+
+
+def _exports(model: Path) -> list[tuple[str, str]]:
+    """What to type for the model of a run in other formats."""
+    lines = [
+        ("as HF folder", ["-o", f"{model.parent / 'hf'}", "--format", "hf"]),
+        ("as GGUF", ["-o", f"{model.parent / 'model.gguf'}"]),
+    ]
+    return [(label, printable(shlex.join(["apr", "export", str(model), *words]))) for label, words in lines]
 
 
 def data_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

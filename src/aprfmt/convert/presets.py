@@ -173,8 +173,10 @@ _PART_OF_NAME = re.compile(r"-\d{5}-of-\d{5}$")
 _NO_NAMES = ("model", "pytorch_model", "consolidated", "ggml-model")
 
 
-def quantized_name(source: str, preset: str) -> str:
+def quantized_name(source: str, preset: str, *, imatrix: bool = False, pure: bool = False) -> str:
     """The usual file name on the hub: "Qwen3-0.6B-Q4_K_M.gguf" from ./Qwen3-0.6B or Qwen3-0.6B-F16.gguf.
+
+    With an importance matrix or a single type it differs: "Qwen3-0.6B-Q4_K_M-imatrix.gguf".
 
     Raises UsageError for an unknown preset, and for a source without a name.
     """
@@ -192,7 +194,7 @@ def quantized_name(source: str, preset: str) -> str:
     name = path.resolve().parent.name if name in _NO_NAMES else name
     if not name:
         raise UsageError("cannot derive an output name from the source", hint="set one with -o")
-    return f"{name}-{word.upper()}.gguf"
+    return f"{name}-{word.upper()}{'-pure' * pure}{'-imatrix' * imatrix}.gguf"
 
 
 def unknown(name: str, *others: str) -> UsageError:

@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass
 
 from aprfmt import formats
 from aprfmt.errors import AprError, NotFoundError, storage_errors
+from aprfmt.formats import imatrix
+from aprfmt.formats.hfdir import HfNative
+from aprfmt.model import Model
 from aprfmt.types import PathLike
 
 _DEPTH = 2
@@ -23,7 +26,7 @@ class FoundModel:
 
     Attributes:
         path: of the file, of the first of its shards, or of the folder.
-        format: name of the reader, such as "gguf" or "hf"; "adapter" of a LoRA adapter.
+        format: name of the reader, such as "gguf" or "hf"; "adapter" of a LoRA adapter, "mlx" of an MLX folder.
         files, size_bytes: number of files, and their bytes together.
     """
 
@@ -66,12 +69,25 @@ def models_in(folder: PathLike = ".") -> ModelFolder:
         for path, files in sorted(_candidates(top, _DEPTH)):
             size = sum(os.path.getsize(file) for file in files)
             try:
-                is_adapter = os.path.isfile(os.path.join(path, _CONFIGS[1]))
                 with formats.open(path) as model:
-                    found.append(FoundModel(path, "adapter" if is_adapter else model.format, len(files), size))
+                    if (kind := _kind(model)) is not None:
+                        found.append(FoundModel(path, kind, len(files), size))
             except AprError as error:
                 skipped[path] = error.message
     return ModelFolder(top, found, skipped)
+
+
+def _kind(model: Model) -> str | None:
+    """The format of a row; None for an importance matrix, which is a GGUF without a model."""
+    if imatrix.KEYS[1] in model.metadata:
+        return None
+    if os.path.isfile(os.path.join(model.path, _CONFIGS[1])):
+        return "adapter"
+    native = model.native
+    is_mlx = isinstance(native, HfNative) and any(
+        shard.metadata.get("format") == "mlx" for shard in native.shards.values()
+    )
+    return "mlx" if is_mlx else model.format
 
 
 def _candidates(folder: str, depth: int) -> Iterator[tuple[str, list[str]]]:

@@ -83,6 +83,7 @@ class RunReport(TypedDict):
     Attributes:
         status: done, interrupted, failed, running, or killed: it neither ended nor holds the lock on its folder.
         heard_at: seconds since 1970 of the last line.
+        loss: training loss since the step that was logged before, as the run prints it.
         tokens_per_s, mfu, utilisation: medians; memory_bytes is the peak.
         evaluations, resumed: `step`, `at_tokens` and, of an evaluation, SCORES and `scored_tokens`.
         before, after, change: the first and last evaluation, and the relative difference, absolute for shares.
@@ -108,6 +109,7 @@ class RunReport(TypedDict):
     total_steps: float | None
     tokens: float
     seconds: float | None
+    loss: float | None
     tokens_per_s: float | None
     mfu: float | None
     utilisation: float | None

@@ -151,6 +151,7 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
         "total_steps": number(config.get("steps")),
         "tokens": max(n or 0 for n in (0, *tokens, *(e["at_tokens"] for e in evaluations))),
         "seconds": _seconds(events) or number(metadata.get("seconds")),
+        "loss": _latest_loss(steps, config),
         "tokens_per_s": _median(warm, "tokens_per_s"),
         "mfu": _median(warm, "mfu"),
         "utilisation": _median(warm, "utilisation"),
@@ -244,6 +245,21 @@ def _change(evaluations: Sequence[Numbers]) -> Numbers:
         else:
             out[name] = b - a if name in _SHARES else (b - a) / a if a else None
     return out
+
+
+def _latest_loss(steps: Sequence[tuple[float, JsonObject]], config: JsonObject) -> float | None:
+    """The mean loss per label of the steps since a line of the run, which prints one each `log_every` steps."""
+    if not steps:
+        return None
+    every = max(1, int(number(config.get("log_every")) or 1))
+    since = (int(steps[-1][0]) - 1) // every * every
+    found = [
+        (loss, number(e.get("labels")) or 0.0)
+        for n, e in steps
+        if n > max(since, 1 if steps[-1][0] > 1 else 0) and (loss := number(e.get("loss"))) is not None
+    ]
+    weights = [n for _, n in found]
+    return statistics.fmean([loss for loss, _ in found], weights if any(weights) else None) if found else None
 
 
 def _median(steps: Sequence[JsonObject], name: str) -> float | None:

@@ -27,7 +27,7 @@ class RunRow:
         state: "running", "done", "stopped" (by a signal), "failed", or "killed" (it ended without a word).
         command: "distill" or "pretrain".
         steps, total_steps, tokens: progress; `total_steps` is None if the run did not log it.
-        loss: training loss of the last logged step, in nats.
+        loss: training loss since the step that was logged before, as the run prints it, in nats.
         held_out_ce, kl: of the last evaluation, in nats; `kl` is None without a teacher.
         tokens_per_s: median.
         heard_at: seconds since 1970 of the last line.
@@ -107,7 +107,6 @@ def _run_folders(top: Path) -> Iterator[Path]:
 def _row(path: Path, top: Path) -> RunRow:
     body = summarise(path)
     last = body["after"] or body["before"] or {}
-    losses = [loss for loss in body["curves"].get("loss", []) if loss is not None]
     total = body["total_steps"]
     return RunRow(
         path=str(path),
@@ -117,7 +116,7 @@ def _row(path: Path, top: Path) -> RunRow:
         steps=body["steps"],
         total_steps=None if total is None else int(total),
         tokens=round(body["tokens"]),
-        loss=losses[-1] if losses else None,
+        loss=body["loss"],
         held_out_ce=last.get("ce"),
         kl=last.get("kl"),
         tokens_per_s=body["tokens_per_s"],

@@ -265,6 +265,15 @@ def test_what_was_seen_after_the_last_logged_step_counts(tmp_path: Path) -> None
     assert Page(html(body)).charts["Cross entropy"]["hi"] == 400
 
 
+def test_the_loss_is_the_mean_since_the_last_printed_line(tmp_path: Path) -> None:
+    start = {"event": "start", "config": {"log_every": 2}}
+    events = [step(n, loss=float(n), labels=1 + 2 * (n == 4)) for n in range(1, 5)]
+    assert summarise(made(tmp_path / "at", [start, *events]))["loss"] == (3 + 3 * 4) / 4
+    assert summarise(made(tmp_path / "behind", [start, *events[:3]]))["loss"] == 3
+    assert summarise(made(tmp_path / "first", [start, *events[:1]]))["loss"] == 1
+    assert summarise(made(tmp_path / "none", [start]))["loss"] is None
+
+
 def test_the_first_steps_are_no_measure_of_speed(tmp_path: Path) -> None:
     few = [step(1, tokens_per_s=10.0), step(50)]
     assert summarise(made(tmp_path / "few", few))["tokens_per_s"] == 100
