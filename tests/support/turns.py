@@ -7,8 +7,8 @@ With `turns(by="name")` all tests of a file that take the same value of the para
 they share is built for the values in turn only. With `turns(rows=True)` the first case of each row always runs: what
 stands before the first `/` in a case's id is its row. `turns(of=…)` names another number of parts.
 
-Tests without a mark that take long are listed in long_tests.txt: of those that take three seconds and more a sixteenth
-runs, of those that take one an eighth, of the others a quarter, of each function another case. A listed file, whose
+Tests without a mark that take long are listed in long_tests.txt: of those that take three seconds and more one in 32
+runs, of those that take one second one in 16, of the others one in 8, of each function another case. A listed file, whose
 fixtures take long, runs as a whole.
 """
 
@@ -30,7 +30,7 @@ Case = TypeVar("Case")
 
 PARTS = 4
 """Commits in a row that run every test that is marked."""
-PARTS_OF_LISTED = {3.0: 16, 1.0: 8, 0.0: PARTS}
+PARTS_OF_LISTED = {3.0: 32, 1.0: 16, 0.0: 8}
 """Seconds -> commits in a row that run every listed test that takes as many and more."""
 
 LONG_TESTS = Path(__file__).with_name("long_tests.txt")
