@@ -67,7 +67,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "m.gguf"
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.parametrize(
     ("columns", "environment"),
     [
@@ -88,7 +88,7 @@ def test_lines_fit_the_terminal(model: Path, columns: int, environment: dict[str
         assert environment.get("TERM") != "dumb" or "\x1b" not in "".join(lines)
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.parametrize(
     ("columns", "unbuffered", "piped"),
     [(50, "", ""), (60, "", ""), (120, "", ""), (60, "1", ""), (60, "1", "stdout"), (50, "", "stdout")],
@@ -129,7 +129,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> dict
     }
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_tables_fit_and_say_what_they_leave_out(tables: dict[tuple[str, ...], str], columns: int) -> None:
     for words, full in tables.items():

@@ -93,7 +93,7 @@ def test_files_that_are_no_libggml(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert "ggml_type_name" in find(monkeypatch, spec)
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=16)
 @by_block
 def test_known_answers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the numpy code, and of the installed library where there is one."""

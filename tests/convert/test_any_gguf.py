@@ -25,7 +25,7 @@ def comes_back(source: Path, folder: Path, **options: Any) -> None:
     assert (folder / "back.gguf").read_bytes() == source.read_bytes()
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_vocabulary_only_files(name: str, llama_cpp_models: Path, tmp_path: Path) -> None:
     comes_back(llama_cpp_models / f"ggml-vocab-{name}.gguf", tmp_path)

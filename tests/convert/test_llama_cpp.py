@@ -30,7 +30,7 @@ def distance(a: Any, b: Any) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.parametrize("name", list(CASES))
 def test_hf_to_apr_to_gguf_gives_the_logits_of_transformers(
     name: str, tiny_model: Callable[[str], Any], tmp_path: Path, llama_cpp: LlamaPeer
@@ -46,7 +46,7 @@ def test_hf_to_apr_to_gguf_gives_the_logits_of_transformers(
         assert (actual.argmax(-1) == expected.argmax(-1)).all()
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.parametrize("name", [case.id for case in CASES.values() if case.tokenizer != BYTES])
 def test_the_exported_tokenizer_gives_the_ids_of_tokenizers(
     name: str, tiny_model: Callable[[str], Any], tmp_path: Path, llama_cpp: LlamaPeer
@@ -64,7 +64,7 @@ def test_the_exported_tokenizer_gives_the_ids_of_tokenizers(
         assert ids == reference.encode(text, add_special_tokens=False).ids, repr(text)
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.parametrize("name", ["qwen2-untied", "llama-bias", "mistral", "qwen3"])
 def test_gguf_to_apr_to_hf_gives_the_model_back(name: str, tiny_model: Callable[[str], Any], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
@@ -102,7 +102,7 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.turns(first=False)
+@pytest.mark.turns(first=False, of=8)
 def test_smollm2_decoded_to_hf_agrees_with_llama_cpp(smollm2_gguf: Path, tmp_path: Path, llama_cpp: LlamaPeer) -> None:
     """F32: 5e-3. Against the Q4_1 file itself 3 %: llama.cpp quantizes activations there."""
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -243,7 +243,7 @@ parameters: {{normalize: {normalize}}}
 """
 
 
-@pytest.mark.turns(first=False)
+@pytest.mark.turns(first=False, of=8)
 @pytest.mark.usefixtures("mergekit")
 @pytest.mark.parametrize("method", ["dare_ties", "dare_linear"])
 @pytest.mark.parametrize("normalize", ["true", "false"])
@@ -411,7 +411,7 @@ def test_a_source_that_cannot_be_read_is_an_error_in_every_thread() -> None:
 # --- forms ---
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.parametrize(
     ("method", "options"),
     [
@@ -439,7 +439,7 @@ def test_a_model_merged_with_itself_is_itself(
 FAMILIES = ("llama", "llama/llama3", "gpt2", "mixtral", "falcon", "gemma2", "granite", "deepseek_v3")
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_result_is_the_same_whatever_forms_the_models_have(family: str, tmp_path: Path) -> None:
     case = find_case(family)

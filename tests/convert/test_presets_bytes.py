@@ -104,7 +104,7 @@ def expected(llama_cpp: LlamaPeer) -> Expected:
     return run
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.parametrize(
     ("name", "preset"),
     [
@@ -124,13 +124,13 @@ def test_a_folder_becomes_what_llama_cpp_makes_of_its_gguf(
         assert a.metadata["general.file_type"] == b.metadata["general.file_type"]
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.parametrize(
     ("name", "preset"),
     [
         *((name, preset) for name in ("qwen2", "gpt2") for preset in PRESETS if preset not in (*SLOW, "q1_0")),
         *(("mixtral", preset) for preset in PRESETS if preset not in (*SLOW, "q1_0")),
-        *(pytest.param("mixtral", preset, marks=pytest.mark.turns(first=False, of=8)) for preset in SLOW),
+        *(pytest.param("mixtral", preset, marks=pytest.mark.turns(first=False, of=16)) for preset in SLOW),
     ],
 )
 def test_so_it_does_with_an_importance_matrix(
@@ -154,7 +154,7 @@ def test_so_it_does_with_an_importance_matrix(
     }
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(
     ("preset", "weighted"),
@@ -204,7 +204,7 @@ FAMILIES = (
 )
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_kind_of_family_comes_out_as_from_llama_cpp(family: str, tmp_path: Path, expected: Expected) -> None:
     pytest.importorskip("transformers")
@@ -232,7 +232,7 @@ WISHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.parametrize("wish", WISHES)
 def test_wishes_give_the_bytes_of_llama_cpp(
     wish: str, models: dict[str, tuple[Path, Path]], tmp_path: Path, expected: Expected

@@ -25,7 +25,7 @@ def demo_output(tmp_path: Path, smollm2_gguf: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.llama
-@pytest.mark.turns(first=False, of=2)
+@pytest.mark.turns(first=False, of=4)
 def test_every_line_after_the_first_commands_runs(demo_output: Path) -> None:
     first = blocks(README)[0]
     assert [line.split("  #")[0].strip() for line in first.text.splitlines()] == first_minute.commands()
@@ -57,7 +57,7 @@ def test_the_first_commands_are_those_of_the_makefile() -> None:
 
 @pytest.mark.slow
 @pytest.mark.llama
-@pytest.mark.turns(first=False, of=2)
+@pytest.mark.turns(first=False, of=4)
 def test_the_picture_shows_what_the_commands_print(demo_output: Path) -> None:
     drawn = re.findall(r"<text[^>]*>(.*?)</text>", (ROOT / "docs/tour.svg").read_text())
     lines = [html.unescape(re.sub(r"<[^>]*>", "", line)) for line in drawn]

@@ -116,7 +116,7 @@ def real(name: str) -> Tokenizer:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_finds_the_ids_of_the_library(name: str, tmp_path: Path) -> None:
     tokenizer = tiny(tmp_path) if name == "tiny" else real(name)

@@ -30,7 +30,7 @@ def differences(found: Vocabulary) -> dict[str, tuple[int, str]]:
     return {one.what: (one.count, one.first) for one in found.differences}
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=16)
 @pytest.mark.parametrize("name", LLAMA_CPP)
 def test_ids_are_those_that_llama_cpp_tests_itself_by(name: str, llama_cpp_models: Path) -> None:
     path = llama_cpp_models / f"ggml-vocab-{name}.gguf"
@@ -55,14 +55,14 @@ def test_text_comes_back(smollm2_gguf: Path) -> None:
     assert found.facts.special["eos"] == 2
 
 
-@pytest.mark.turns(first=False)
+@pytest.mark.turns(first=False, of=16)
 def test_what_stands_around_a_text(real_tokenizers: dict[str, Path]) -> None:
     (with_it,) = aprfmt.vocab(real_tokenizers["gemma3"], "a").texts
     (without,) = aprfmt.vocab(real_tokenizers["gemma3"] / "tokenizer.json", "a", special=False).texts
     assert with_it.ids == [2, *without.ids]
 
 
-@pytest.mark.turns(first=False)
+@pytest.mark.turns(first=False, of=16)
 def test_the_same_tokenizer_in_every_container(smollm2_short: Path, tmp_path: Path) -> None:
     aprfmt.import_model(smollm2_short, tmp_path / "m.apr")
     aprfmt.export_model(smollm2_short, tmp_path / "hf", format="hf")
@@ -72,13 +72,13 @@ def test_the_same_tokenizer_in_every_container(smollm2_short: Path, tmp_path: Pa
         assert found.compared > 80
 
 
-@pytest.mark.turns(first=False)
+@pytest.mark.turns(first=False, of=16)
 def test_a_folder_and_llama_cpps_vocabulary_of_it(real_tokenizers: dict[str, Path], llama_cpp_models: Path) -> None:
     found = aprfmt.vocab(real_tokenizers["llama3"], against=llama_cpp_models / "ggml-vocab-llama-bpe.gguf")
     assert differences(found) == {"tokens added around text": (1, "[], not [128000]")}
 
 
-@pytest.mark.turns(first=False)
+@pytest.mark.turns(first=False, of=16)
 def test_what_two_versions_differ_in(real_tokenizers: dict[str, Path]) -> None:
     found = differences(aprfmt.vocab(real_tokenizers["qwen2_5"], against=real_tokenizers["qwen3"]))
     assert found["number of tokens"] == (4, "151665, not 151669")
@@ -115,7 +115,7 @@ def _without_settings(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=16)
 @pytest.mark.parametrize(
     ("edit", "what", "count"),
     [

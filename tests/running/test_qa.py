@@ -92,7 +92,7 @@ def test_smollm2_passes(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.usefixtures("few_texts")
-@pytest.mark.turns(first=False, of=8)
+@pytest.mark.turns(first=False, of=16)
 def test_its_apr_passes_too(smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
     aprfmt.convert_model(smollm2_gguf, tmp_path / "m.apr")
@@ -104,7 +104,7 @@ def test_its_apr_passes_too(smollm2_gguf: Path, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("few_texts")
-@pytest.mark.turns(first=False, of=8)
+@pytest.mark.turns(first=False, of=16)
 def test_a_layer_of_zeros(smollm2_gguf: Path, tmp_path: Path) -> None:
     report = aprfmt.qa(broken_models.zeroed(smollm2_gguf, tmp_path / "m.gguf", 12))
     assert by_status(report, "fail") == ["weights", "layers"]
@@ -135,7 +135,7 @@ PRESETS: list[tuple[str, list[str]]] = [("q4_k_m", []), ("q2_k", ["kl", "agreeme
 
 
 @pytest.mark.usefixtures("few_texts")
-@pytest.mark.turns(first=False, of=8)
+@pytest.mark.turns(first=False, of=16)
 @pytest.mark.parametrize(("halves", "must"), ORDERS)
 def test_swapped_rows_of_q_and_k(smollm2_gguf: Path, swapped: Path, tmp_path: Path, halves: bool, must: str) -> None:
     path = swapped if halves else broken_models.reordered(smollm2_gguf, tmp_path / "m.gguf", HEADS, halves=False)
@@ -161,7 +161,7 @@ OTHERS: list[tuple[Callable[[Path, Path], Path], str, str]] = [
 
 
 @pytest.mark.usefixtures("few_texts")
-@pytest.mark.turns(first=False, of=8)
+@pytest.mark.turns(first=False, of=16)
 @pytest.mark.parametrize(("made", "failed", "message"), OTHERS)
 def test_what_another_model_has(
     smollm2_gguf: Path, tmp_path: Path, made: Callable[[Path, Path], Path], failed: str, message: str
@@ -194,7 +194,7 @@ def test_an_original_that_is_not_there_is_told_before_any_gate(smollm2_gguf: Pat
         aprfmt.qa(smollm2_gguf, against=tmp_path / "no.gguf", on_gate=lambda gate: pytest.fail("a gate looked"))
 
 
-@pytest.mark.turns(first=False, of=8)
+@pytest.mark.turns(first=False, of=16)
 @pytest.mark.parametrize(("mix", "failed"), PRESETS)
 def test_beside_the_original(smollm2_gguf: Path, tmp_path: Path, mix: str, failed: list[str]) -> None:
     """Of 576 columns most matrices of this model keep more bits than a mix says, so "Q2_K" is one of 5.1 bits."""

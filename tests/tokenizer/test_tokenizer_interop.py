@@ -40,7 +40,7 @@ def assert_same_ids(encode: Callable[[str], list[int]], model: Vocabulary, texts
     assert not different, f"{len(different)} texts, the first {different[0]!r}"
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.llama
 @pytest.mark.parametrize(
     ("name", "vocab_size"),
@@ -65,7 +65,7 @@ def test_written_keys_make_llama_cpp_encode_alike(
     assert_same_ids(lambda text: list(fast.encode(text).ids), model, mixed_texts(1000, specials(tok)))
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=8)
 @pytest.mark.llama
 @pytest.mark.parametrize("name", ["smollm2", "llama-bpe", "gpt-2", "deepseek-coder", "qwen2"])
 def test_made_files_encode_as_llama_cpp(

@@ -36,7 +36,7 @@ def settings(**values: Any) -> dict[str, bytes]:
     return {"tokenizer_config.json": json.dumps(values).encode()}
 
 
-@pytest.mark.turns(first=False)
+@pytest.mark.turns(first=False, of=16)
 def test_a_tiktoken_file_gives_the_lists_of_the_tokenizer_json(real_tokenizers: dict[str, Path]) -> None:
     from tokenizers import Tokenizer as Fast
 
@@ -261,7 +261,7 @@ def test_folders_come_back_and_ggufs_become_folders(tmp_path: Path, kind: str) -
         assert second.tokenizer.merges == first.tokenizer.merges
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=16)
 @pytest.mark.parametrize(
     ("architecture", "file", "name", "assumed"),
     [
@@ -314,7 +314,7 @@ def test_rwkv_keys_are_those_of_llama_cpps_converter(llama_cpp_converter: Path, 
     assert {key: list(v) if isinstance(v, list) else v for key, v in kv.items()} == ours
 
 
-@pytest.mark.turns
+@pytest.mark.turns(of=16)
 @pytest.mark.llama
 @pytest.mark.parametrize(
     "kind",

@@ -23,7 +23,7 @@ from aprfmt.tokenizer.model import Tokenizer
 
 SIZES = {"qwen2_5": 151936, "qwen3": 151936, "llama3": 128256, "gemma3": 262208, "gpt4o": 200064}
 MOST_METADATA = {"qwen2_5": 8_000_000, "gemma3": 25_000_000}
-pytestmark = pytest.mark.turns(by="name", of=8)
+pytestmark = pytest.mark.turns(by="name", of=16)
 FAMILIES = [pytest.param(name, marks=pytest.mark.slow) for name in SIZES]
 Trip = tuple[Path, Path]
 
