@@ -91,17 +91,17 @@ def test_tests_of_one_value_run_together() -> None:
 def test_listed_tests_take_turns_that_cost_alike() -> None:
     """Of a function its cases, of a file the whole; what is not listed always runs, and marks go before the list."""
     long = {"test_one.py::test_a": 2.0, "test_one.py::test_b": 3.0, "test_two.py": 9.0}
-    cases = [Item(f"test_a[{n}]") for n in range(8)]
+    cases = [Item(f"test_a[{n}]") for n in range(16)]
     whole = [Item(name, path=Path("test_two.py")) for name in ("test_a", "test_c[1]", "test_c[2]")]
     others = [Item("test_c"), Item("test_a[marked]", (pytest.mark.turns.mark,))]
     items = [*cases, Item("test_b"), *whole, *others]
-    ran = [set(items) - _listed(items, now, long) for now in range(5, 5 + 16)]  # type: ignore[arg-type]
+    ran = [set(items) - _listed(items, now, long) for now in range(5, 5 + 32)]  # type: ignore[arg-type]
     assert set().union(*ran) == set(items)
     assert all(part >= {*others} for part in ran)
-    assert sorted(len(part & {*whole}) for part in ran) == [0] * 15 + [3]
-    assert sorted(len(part & {*cases}) for part in ran) == [1] * 16
-    quick = [set(cases) - _listed(cases, now, {"test_one.py::test_a": 0.5}) for now in range(PARTS)]  # type: ignore[arg-type]
-    assert sorted(map(len, quick)) == [2, 2, 2, 2]
+    assert sorted(len(part & {*whole}) for part in ran) == [0] * 31 + [3]
+    assert sorted(len(part & {*cases}) for part in ran) == [1] * 32
+    quick = [set(cases) - _listed(cases, now, {"test_one.py::test_a": 0.5}) for now in range(8)]  # type: ignore[arg-type]
+    assert sorted(map(len, quick)) == [2] * 8
 
 
 def test_the_list_names_tests_that_are_there_and_choose_no_cases_themselves() -> None:

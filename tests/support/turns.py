@@ -8,8 +8,8 @@ they share is built for the values in turn only. With `turns(rows=True)` the fir
 stands before the first `/` in a case's id is its row. `turns(of=…)` names another number of parts.
 
 Tests without a mark that take long are listed in long_tests.txt: of those that take three seconds and more one in 32
-runs, of those that take one second one in 16, of the others one in 8, of each function another case. A listed file, whose
-fixtures take long, runs as a whole.
+runs, of those that take one second one in 16, of the others one in 8, of each function another case. A listed file,
+whose fixtures take long, runs as a whole.
 """
 
 from __future__ import annotations
