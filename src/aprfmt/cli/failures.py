@@ -43,11 +43,9 @@ EXIT_BROKEN_PIPE = 141
 _ALIKE = 0.7
 
 
-# Exception, exit code (a signal's number is added), error code, message.
-_ENDINGS = (
-    (KeyboardInterrupt, 130, "interrupted", "interrupted; no partial output is left"),
-    (Terminated, 128, "terminated", "terminated; no partial output is left"),
-)
+_NOTHING_LEFT = "; no partial output is left"
+# Exception, exit code (a signal's number is added), error code, which begins the message, too.
+_ENDINGS = ((KeyboardInterrupt, 130, "interrupted"), (Terminated, 128, "terminated"))
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
@@ -135,9 +133,10 @@ def _classify(error: BaseException) -> tuple[int, AprError]:
         path = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else "(unknown file)"
         wrapped = storage_error(error, path)
         return wrapped.exit_code, wrapped
-    for kind, exit_code, code, text in _ENDINGS:
+    for kind, exit_code, code in _ENDINGS:
         if isinstance(error, kind):
-            return getattr(error, "number", 0) + exit_code, AprError(text, code=code)
+            message = code if out.has_streamed else code + _NOTHING_LEFT  # what is printed, remains
+            return getattr(error, "number", 0) + exit_code, AprError(message, code=code)
     import typer
 
     if isinstance(error, typer.TyperException):
