@@ -17,7 +17,8 @@ import demo_model
 import pytest
 
 from aprfmt.cli.commands import COMMANDS
-from aprfmt.cli.main import main
+from aprfmt.cli.main import main, run
+from aprfmt.cli.output import out
 from aprfmt.errors import Terminated
 
 Apr = Callable[..., Any]
@@ -268,6 +269,18 @@ def test_ctrl_c_while_starting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         main(["inspect", "x"])
     assert stop.value.code == 130
     assert capsys.readouterr().err == "error: interrupted; no partial output is left\n"
+
+
+def test_text_that_was_printed_remains_after_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def boom(arguments: list[str]) -> int:
+        out.stream("Once upon")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aprfmt.cli.main._dispatch", boom)
+    assert run(["run", "m.gguf", "x"]) == 130
+    assert capsys.readouterr() == ("Once upon", "error: interrupted\n")
 
 
 def test_ctrl_c_while_a_module_makes_its_dataclasses(tmp_path: Path) -> None:

@@ -98,3 +98,21 @@ def test_equal_changes_share_an_entry(apr: Any, tiny_gguf: Path, tmp_path: Path)
     n = len(apr("diff", tiny_gguf, other, "--json").json["differences"])
     assert f"different: {n} differences" in done.stdout
     assert done.stdout.count(": dtype\n") < n
+
+
+def test_sides_that_read_alike_are_not_printed(apr: Any, tiny_gguf: Path, tmp_path: Path) -> None:
+    from aprfmt import stamp
+
+    pair = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    for path in pair:
+        stamp(tiny_gguf, path, set={"general.description": "x" * 400 + path.stem, "general.name": path.stem})
+    data = bytearray(pair[1].read_bytes())
+    data[-2] ^= 1  # of a weight
+    pair[1].write_bytes(data)
+    lines = apr("diff", *pair).stdout.splitlines()
+    assert "metadata general.description: content" in lines
+    at = lines.index("metadata general.name")
+    assert lines[at + 1 : at + 3] == ["  - a", "  + b"]
+    changed = [line for line in lines if line.startswith("tensor ")]
+    assert [": bytes (1 of " in line for line in changed] == [True]
+    assert sum(line.startswith(("  -", "  +")) for line in lines) == 2

@@ -217,7 +217,10 @@ def test_an_option_is_added_to_the_whole_line(apr: Any, world: Path, monkeypatch
     monkeypatch.chdir(world)
     refused = apr("convert", "model", "q.gguf", "--dtype", "f16")
     assert refused.code == 5
-    assert "hint: apr convert model --dtype f16 -o q.gguf --force\n      to replace it\n" in refused.stderr
+    assert (
+        "hint: apr convert model --dtype f16 -o q.gguf --force\n      to replace it; to keep both:\n" in refused.stderr
+    )
+    assert refused.stderr.endswith("      apr convert model --dtype f16 -o q-2.gguf\n")
     refused = apr("quantize", "q.gguf", "q4_0", "-o", "never.gguf")
     line = "apr quantize q.gguf q4_0 -o never.gguf --allow-requantize"
     assert f"hint: {line}\n      or start from the unquantized model\n" in refused.stderr

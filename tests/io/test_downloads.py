@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import aprfmt
+from aprfmt.cli.look import _validation
 from aprfmt.cli.main import run
 from aprfmt.errors import AprError, TruncatedError, UnknownFormatError, UsageError
 from aprfmt.io.downloads import check_complete
@@ -183,6 +184,8 @@ def test_a_digest_from_outside_finds_a_flipped_bit(way: str, published: tuple[Pa
     damaged = aprfmt.validate(path, **options)  # type: ignore[arg-type]
     assert not damaged.passed
     assert [check.id for check in damaged.checks if check.status == "fail"] == ["file.sha256"]
+    assert damaged.score == 0
+    assert [*_validation(damaged, 0)][-1] == "FAILED, no score: not the published file"
 
 
 def test_a_list_must_name_the_model_and_its_files_must_exist(published: tuple[Path, str], tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_conversation(start: Start, smollm2_short: Path) -> None:
     talk.type("a line \\\n")
     talk.expect(r"\.\.\. ")
     talk.interrupt()
-    talk.expect("/exit to exit")
+    talk.expect("/bye to exit")
     talk.type("/exit\n")
     assert talk.wait() == 0
 
@@ -123,7 +123,7 @@ def test_interrupts_and_the_end(start: Start, smollm2_gguf: Path) -> None:
     talk = start("run", smollm2_gguf)
     talk.expect(READY)
     talk.interrupt()
-    talk.expect("Ctrl-D or /exit to exit")
+    talk.expect("Ctrl-D, /exit or /bye to exit")
     talk.type("Count from 1 to 1000, each number on a line.\n")
     talk.expect(r"each number on a line\.\n.")  # the answer has begun
     talk.interrupt()

@@ -220,12 +220,18 @@ def test_standard_input_and_pieces_on_standard_output(
     give("  \n")
     assert run(["run", str(smollm2_gguf)]) == 2
     assert "the prompt is empty" in capsys.readouterr().err
-    give("/bye\n")  # a chat that ends at once
+    for text in ("", "/bye\n"):  # a chat that ends at once
+        give(text)
+        assert run(["chat", str(smollm2_gguf)]) == 0
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert "error" not in captured.err
+    monkeypatch.setattr("aprfmt.cli.chat._PIPED_TOKENS", 5)
+    give(f"{QUESTION}\n  /bye \n")  # a conversation that ends, with answers that end
     assert run(["chat", str(smollm2_gguf)]) == 0
-    assert capsys.readouterr().out == ""
-    give(f"{QUESTION}\n  /bye \n")  # a conversation that ends
-    assert run(["chat", str(smollm2_gguf), "-n", "16"]) == 0
-    assert capsys.readouterr().out == "The answer to this classic math problem is 4.\n"
+    captured = capsys.readouterr()
+    assert captured.out == "The answer to this classic\n"
+    assert "cut at 5 tokens (--max-tokens)" in captured.err
     give(f"{QUESTION}\n/bye\n")
     assert run(["run", str(smollm2_gguf), "-n", "16", "--json"]) == 0
     assert "/bye" not in json.loads(capsys.readouterr().out)["prompt"]

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 ENDINGS = ("/exit", "/quit", "/bye")
 """Messages that end a chat."""
 
+_PIPED_TOKENS = 512
+"""Tokens of an answer to a message from a pipe, where nobody can stop an endless one."""
+
 _PROMPT = ">>> "
 _HELP = """\
 /reset          clear the conversation
 /system [TEXT]  set the system message and clear the conversation
-/exit           exit (or Ctrl-D)
+/bye            exit (or /exit, Ctrl-D)
 Ctrl-C stops an answer. End a line with \\ to continue it."""
 
 
@@ -44,6 +47,8 @@ def chat(
     from aprfmt.running.generate import Prompt, Runner
 
     Prompt("", media=media).check()
+    if max_tokens is None and not sys.stdin.isatty():
+        max_tokens = _PIPED_TOKENS
     with suppress(ImportError):
         import readline  # noqa: F401  # input() then edits lines and remembers them
     with Runner(file, loading, out.progress_line) as runner:
@@ -100,7 +105,7 @@ def _read() -> str | None:
         except KeyboardInterrupt:
             out.stream("\n")
             lines.clear()
-            out.progress_line("Ctrl-D or /exit to exit")
+            out.progress_line("Ctrl-D, /exit or /bye to exit")
             continue
         except EOFError:
             out.stream("\n")
@@ -136,14 +141,14 @@ def statistics(found: RunResult) -> str:
     if found.tokens_per_second is not None:
         parts.append(f"{found.tokens_per_second:.1f} tokens/s")
     parts.append(f"prompt {format_seconds(found.prompt_seconds)}")
-    parts.append(_ENDED[found.ended])
+    parts.append(_ENDED[found.ended].format(len(found.tokens)))
     return ", ".join(part for part in parts if part)
 
 
 _ENDED = {
     "end": "",
     "stop": "ended by --stop",
-    "length": "cut at --max-tokens",
+    "length": "cut at {:,} tokens (--max-tokens)",
     "context": "cut: the context is full (--ctx)",
     "interrupt": "interrupted",
 }

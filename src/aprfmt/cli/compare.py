@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _MAX_DIFFERENCES = 40
 _TOP = 20
+_SIDES = ("red", "green")
 _HEADER = ["tensor", "RMSE", "SNR/dB", "cosine", "A/bit", "B/bit"]
 
 
@@ -86,8 +87,11 @@ def _comparison(found: Comparison, top: int, output: Path | None) -> Iterator[st
         yield f"{out.style(row.kind, 'cyan')} {out.style(printable(row.name), 'bold')}{more}{detail if fits else ''}"
         yield from () if fits else wrapped(detail.removeprefix(": "), indent=2)
         yield from wrapped(printable(first_few(names)), indent=2) if names else ()
-        for mark, style, value in (("-", "red", row.a), ("+", "green", row.b)):
-            yield f"  {out.style(mark, style)} {'(absent)' if value is None else printable(as_text(value))}"
+        sides = ["(absent)" if value is None else printable(as_text(value)) for value in (row.a, row.b)]
+        if sides[0] != sides[1]:
+            yield from (
+                f"  {out.style(mark, style)} {side}" for mark, style, side in zip("-+", _SIDES, sides, strict=True)
+            )
     if len(groups) > _MAX_DIFFERENCES:
         left = sum(1 + len(names) for _, names in groups[_MAX_DIFFERENCES:])
         yield f"… {left} more; --json lists all"

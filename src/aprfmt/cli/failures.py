@@ -26,6 +26,7 @@ from aprfmt.errors import (
     ONE_FILE,
     AprError,
     CorruptError,
+    ExistsError,
     NotFoundError,
     OutOfMemoryError,
     Terminated,
@@ -43,11 +44,9 @@ EXIT_BROKEN_PIPE = 141
 _ALIKE = 0.7
 
 
-# Exception, exit code (a signal's number is added), error code, message.
-_ENDINGS = (
-    (KeyboardInterrupt, 130, "interrupted", "interrupted; no partial output is left"),
-    (Terminated, 128, "terminated", "terminated; no partial output is left"),
-)
+_NOTHING_LEFT = "; no partial output is left"
+# Exception, exit code (a signal's number is added), error code, which begins the message, too.
+_ENDINGS = ((KeyboardInterrupt, 130, "interrupted"), (Terminated, 128, "terminated"))
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
@@ -125,6 +124,8 @@ def classify(error: BaseException) -> tuple[int, AprError]:
 def _classify(error: BaseException) -> tuple[int, AprError]:
     if isinstance(error, AprError):
         error.hint = _with_added(error.hint) or error.hint
+        if isinstance(error, ExistsError) and error.path and (line := _under_free_name(error.path)) is not None:
+            error.hint = f"{error.hint}; to keep both:\n{line}" if error.hint else line
         if isinstance(error, NotFoundError) and error.hint == error.usual_hint and error.path:
             error.hint = _sibling(error.path) or error.hint
         return error.exit_code, error
@@ -135,9 +136,10 @@ def _classify(error: BaseException) -> tuple[int, AprError]:
         path = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else "(unknown file)"
         wrapped = storage_error(error, path)
         return wrapped.exit_code, wrapped
-    for kind, exit_code, code, text in _ENDINGS:
+    for kind, exit_code, code in _ENDINGS:
         if isinstance(error, kind):
-            return getattr(error, "number", 0) + exit_code, AprError(text, code=code)
+            message = code if out.has_streamed else code + _NOTHING_LEFT  # what is printed, remains
+            return getattr(error, "number", 0) + exit_code, AprError(message, code=code)
     import typer
 
     if isinstance(error, typer.TyperException):
@@ -225,6 +227,19 @@ def _with_option(error: Exception, option: str) -> str | None:
         option + word.removeprefix(unknown) if word.partition("=")[0] == unknown else word for word in out.arguments
     ]
     return shlex.join(["apr", *words]) if words != out.arguments and parse(words) is None else None
+
+
+def _under_free_name(path: str) -> str | None:
+    """The line that was typed, with a name that is free instead of the output `path`; None if the line has no such."""
+    from aprfmt.cli.commands import COMMANDS
+    from aprfmt.cli.foreign_line import free
+
+    at = [i for i, word in enumerate(out.arguments) if word.removeprefix("--output=") == path]
+    if len(at) != 1 or out.arguments[0] not in COMMANDS or (name := free(path)) is None:
+        return None
+    words = [*out.arguments]
+    words[at[0]] = words[at[0]].removesuffix(path) + name
+    return shlex.join(["apr", *words])
 
 
 _ADDED = re.compile(r"(?:(?P<before>[^;]*), or )?add (?=--)(?P<words>[^(]*)", re.DOTALL)

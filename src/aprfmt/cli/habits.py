@@ -342,7 +342,7 @@ HABITS: dict[str, Habit] = {
     **dict.fromkeys(("compare+3", "diff+3"), Habit("BASE MODEL DATA", "eval MODEL --data DATA --against BASE")),
     "compare --data": Habit("BASE MODEL DATA", "eval MODEL --data DATA --against BASE", options=AGAINST),
     "average": Habit("A...", "merge A... --method linear"),
-    "plot": Habit("RUN OUT=report.html", "report RUN -o OUT", options={"--logdir": "RUN"}),
+    "plot": Habit("RUN OUT=<RUN>.html", "report RUN -o OUT", options={"--logdir": "RUN"}),
     "status": Habit("RUN", "report RUN"),
     "html": Habit("MODEL OUT=<MODEL>.html", "report MODEL -o OUT"),
     "rename": Habit(

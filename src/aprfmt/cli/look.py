@@ -148,6 +148,8 @@ def validate(
 
 
 def _validation(found: Validation, min_score: int) -> Iterator[str]:
+    from aprfmt.inspection.validate import DIGEST_RULE
+
     yield f"{out.style(printable(found.file), 'bold')}  {found.format}"
     shown: dict[str, int] = {}
     for check in found.checks:
@@ -159,10 +161,13 @@ def _validation(found: Validation, min_score: int) -> Iterator[str]:
         if n > _MAX_OF_RULE:
             yield f"        {n - _MAX_OF_RULE} more of {name}; --json lists all"
     for skip in found.skipped:
-        yield _check_line("skip", skip.id, "not applicable: " + skip.message)
+        yield _check_line("skip", skip.id, "not checked: " + skip.message)
     word, style = ("passed", "green") if found.passed else ("FAILED", "red")
     goal = f", below the minimum of {min_score}" if found.score < min_score else ""
-    yield f"{out.style(word, style)}, score {found.score} of 100{goal}"
+    if any(check.id == DIGEST_RULE and check.status == "fail" for check in found.checks):
+        yield f"{out.style(word, style)}, no score: not the published file"
+    else:
+        yield f"{out.style(word, style)}, score {found.score} of 100{goal}"
     if not found.protected:
         yield from wrapped(
             "no checksum covers the weights: a flipped bit goes undetected. Compare with the publisher's digest "

@@ -78,6 +78,7 @@ def run(arguments: list[str]) -> int:
     from aprfmt.trust.signature import REQUIRED_SIGNER
 
     out.configure(arguments)
+    out.typed = arguments
     words, signer = set_hint_words(None), None
     try:
         signer = os.environ.get(REQUIRED_SIGNER)

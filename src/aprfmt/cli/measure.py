@@ -13,7 +13,7 @@ import aprfmt
 from aprfmt.cli.options import ForceOption, ModelArgument, TextFieldOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens, with_page
 from aprfmt.errors import UsageError
-from aprfmt.text import MAX_PERPLEXITY, format_bytes, format_count, format_perplexity, format_seconds, plural
+from aprfmt.text import MAX_PERPLEXITY, first_few, format_bytes, format_count, format_perplexity, format_seconds, plural
 
 if TYPE_CHECKING:
     from aprfmt.inspection.run_page import RunReport
@@ -279,11 +279,15 @@ def report(
 
 def _run_reports(body: Mapping[str, object], output: Path | None) -> Iterator[str]:
     """The summary of each run, then the page."""
+    from aprfmt.inspection.run_report import PAGE
+
     bodies = cast("Sequence[RunReport]", body.get("runs", [body]))
     for each in bodies:
         yield from _run_report(each)
     if output is not None:
         yield from pairs([("wrote", str(output))])
+    elif pages := [str(page) for each in bodies if (page := Path(each["folder"]) / PAGE).is_file()]:
+        yield from pairs([("page", first_few(pages))])
 
 
 def _run_report(body: RunReport) -> Iterator[str]:

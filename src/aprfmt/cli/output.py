@@ -104,6 +104,10 @@ class Console:
         self.failure_exit: int | None = None
         self.waiting = 0.0
         """When the line of a work in progress was written; 0: there is none."""
+        self.typed: Sequence[str] = ()
+        """The command line as typed, which may be one of another program; `arguments` is ours for it."""
+        self.has_streamed = False
+        """Whether text was streamed to standard output."""
         self._answered = False
         self._screen = threading.RLock()  # else the line of a work in progress comes between
 
@@ -126,7 +130,7 @@ class Console:
         self.command = next((word for word in words if not word.startswith("-")), "")
         # `diff` answers 1 for "different", so its failures must be 2 whatever their cause.
         self.failure_exit = 2 if self.command == "diff" else None
-        self._answered = False
+        self._answered = self.has_streamed = False
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
@@ -172,6 +176,7 @@ class Console:
 
         Also in a pipe, since its reader may be `less -R` or a log. `--json` has the unescaped text.
         """
+        self.has_streamed = self.has_streamed or bool(text)
         self._put(harmless(text), flush=True)
 
     def warning(self, text: str) -> None:

@@ -167,6 +167,8 @@ class RunCommand(Common, LlamaMachine):
                 return None
             given = "\n".join(lines[:-1])
         text = "\n".join(given if word == "-" else word for word in words or ["-"])
+        if not given and not words and out.mode == "human" and out.typed[:1] != ["run"]:
+            raise typer.Exit  # `apr chat MODEL </dev/null`: the end of input ends a chat
         if not text.strip():
             raise UsageError("the prompt is empty", hint=f'apr run {self.file} "Hello"')
         return text

@@ -20,7 +20,8 @@ class ModelDifference:
         kind: "format", "metadata" or "tensor".
         name: of a metadata key, a file of a folder, or a tensor under its Hugging Face name.
         a, b: the two sides, short enough to print; None if absent.
-        what: of files "content"; of tensors "missing", "shape", "dtype", "bytes" or "values".
+        what: of files, and of texts that begin alike, "content"; of tensors "missing", "shape", "dtype", "bytes" or
+            "values".
         first_difference: of lists, the first item that differs.
         distance: metrics of tensors whose values were compared.
     """

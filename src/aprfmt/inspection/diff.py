@@ -293,7 +293,9 @@ def _metadata_difference(name: str, x: object, y: object) -> ModelDifference:
     if _is_list(x) and _is_list(y):
         pairs = enumerate(zip(x, y, strict=False))
         first = next((i for i, (p, q) in pairs if not same_value(p, q)), min(len(x), len(y)))
-    return ModelDifference("metadata", name, _short(x), _short(y), first_difference=first)
+    a, b = _short(x), _short(y)
+    what = "content" if first is None and same_value(a, b) else None  # both are shortened to the same text
+    return ModelDifference("metadata", name, a, b, what, first_difference=first)
 
 
 def _tokenizer_differences(a: Model, b: Model) -> Iterator[ModelDifference]:

@@ -194,14 +194,18 @@ def _covered(model: Model) -> bool:
 
 def _protection(subject: Subject) -> Iterator[Check]:
     """Which checksum would reveal a changed byte."""
+    if not (facts := [*_protections(subject)]):
+        facts = [Check("skip", "the container stores no checksum: only sizes and contents can be checked")]
+    yield from facts
+
+
+def _protections(subject: Subject) -> Iterator[Check]:
     model, state = subject.model, subject.model.checksum()["footer"]
     shards = model.native_as(JoinedNative)
     if shards is not None and any(info.sha256 is not None for info, _ in shards.shards):
         yield Check("pass", f"the manifest stores the SHA-256 of {plural(len(shards.shards), 'shard')}")
     if state in ("ok", "bad"):
         yield Check("pass", "a CRC-32 at the end of the file covers every byte")
-    else:
-        yield Check("pass", "the container stores no checksum: only sizes and contents can be checked")
     record = model.metadata.get(SOURCE_KEY) if apr2.native_of(model) is not None else None
     files = record.get("files") if isinstance(record, Mapping) else None
     rows = [row for row in files if isinstance(row, Mapping)] if isinstance(files, list) else []
@@ -441,7 +445,7 @@ class Validation:
         format: the container, such as "GGUF v3".
         checks: one entry per passed rule, and one per finding.
         skipped: rules that do not apply; they do not affect the score.
-        score: weighted share of the applied rules that passed, 0 to 100.
+        score: weighted share of the applied rules that passed, 0 to 100; 0 if a file is not the published one.
         passed: whether no rule failed and the score reaches the minimum.
         protected: whether a checksum covers the weights, so that a flipped bit would be found.
     """
@@ -518,7 +522,8 @@ def validate(
         checks += [
             replace(f, id=rule.id, status="fail" if strict and f.status == "warn" else f.status) for f in findings
         ]
-    score = passed * 100 // weights if weights else 0
+    is_other = any(check.id == DIGEST_RULE and check.status == "fail" for check in checks)
+    score = passed * 100 // weights if weights and not is_other else 0
     failed = any(check.status == "fail" for check in checks)
     passes = not failed and score >= min_score
     return Validation(os.fspath(path), label, checks, skipped, score, passes, protected)
