@@ -61,6 +61,8 @@ CASE_FILES = (
     "multimodal",
     "drafts",
     "wrappers",
+    "vision",
+    "alike",
 )
 FOLDER_TOKENIZERS = ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")
 GGUF_TOKENIZERS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -64,7 +64,7 @@ def registries_in(folder: Path) -> list[Registry]:
         package, _, tail = inside.partition("/")
         for path in (folder / inside, folder / tail):
             if path.is_file() and package in path.parts:
-                return read(path.parent)
+                return list(read(path.parent))
     found = next(iter(sorted(folder.rglob("conversion/__init__.py"))), None)
     if found is not None:
         return _llama_cpp(found.parent)
@@ -98,7 +98,7 @@ def _vllm(models: Path) -> list[Registry]:
 
 
 def _of_vllm(models: Path, key: ast.Constant, value: ast.expr) -> Registered:
-    words = [word.value for word in ast.walk(value) if isinstance(word, ast.Constant)]
+    words = [str(word.value) for word in ast.walk(value) if isinstance(word, ast.Constant)]
     source = models / f"{words[0]}.py" if words else models
     return Registered(str(key.value), "", source if source.is_file() else None, str(words[-1] if words else ""))
 
@@ -122,7 +122,7 @@ def _llama_cpp(folder: Path) -> list[Registry]:
     ]
 
 
-_READERS = {
+_READERS: dict[str, Callable[[Path], Sequence[Registry]]] = {
     "transformers/models/auto/modeling_auto.py": _transformers,
     "mlx_lm/models/switch_layers.py": _mlx,
     "vllm/model_executor/models/registry.py": _vllm,
@@ -200,7 +200,7 @@ def causal_classes() -> tuple[str, ...]:
 def installed(title: str) -> Registry:
     """A registry of the installed transformers or mlx_lm, by its title, without the files of transformers."""
     if title.startswith("transformers"):
-        found = _transformers(Path(quiet_transformers().__file__).parent / "models" / "auto", sources=False)
+        found = _transformers(Path(str(quiet_transformers().__file__)).parent / "models" / "auto", sources=False)
     else:
         import importlib.util
 
