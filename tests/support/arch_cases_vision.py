@@ -147,7 +147,7 @@ CASES: tuple[ArchCase, ...] = (
         "qwen2_vl/omni_thinker",
         "Qwen2_5OmniThinker",
         {
-            "text_config": TEXT | {"rope_parameters": MROPE},
+            "text_config": TEXT | {"rope_parameters": MROPE, "tie_word_embeddings": False},
             "vision_config": {**DEEPSTACK, "fullatt_block_indexes": [0]},
             "audio_config": MEL,
         },
