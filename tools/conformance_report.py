@@ -9,7 +9,7 @@ from typing import Any
 
 from arch_models import ArchCase
 from conformance_steps import OURS, PEER, Step, Steps
-from registries import registry_lines
+from registry_sources import registry_lines
 
 from configs_report import fuzz_lines
 from loaders_report import loader_lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from arch_models import ArchCase, all_cases
+from arch_models import ArchCase, all_cases, has_gguf
 from test_keys import config_of
 
 from aprfmt.arch.differences import GENERAL, RULES, RULES_OF_ROW, differences
@@ -31,7 +31,7 @@ def told(case: ArchCase) -> list[str]:
 
 
 @pytest.mark.turns(rows=True)
-@pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [case for case in all_cases() if has_gguf(case.row)], ids=lambda case: case.id)
 def test_what_llama_cpp_cannot_compute_is_told_and_nothing_else(case: ArchCase) -> None:
     # A text as short as that of the case shows nothing of a stretched rotation, and weights as large as these nothing
     # of an epsilon.

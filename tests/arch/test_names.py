@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from arch_models import has_gguf
 from converter_peer import CONVERTER
 
 from aprfmt.arch import names
@@ -69,7 +70,7 @@ def test_names_are_found_again(arch: Architecture, layer: int, expert: int) -> N
                 assert found[0].expert == (expert if "{e}" in getattr(row, side)[position] else None)
 
 
-@by_arch
+@pytest.mark.parametrize("arch", [row for row in ARCHITECTURES.values() if has_gguf(row.id)], ids=lambda row: row.id)
 def test_names_are_llama_cpps(arch: Architecture) -> None:
     """What every network of the family has is among gguf-py's tensors of the family, the rest among all names."""
     table = llama_table()

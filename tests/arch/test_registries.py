@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from arch_models import all_cases
-from registries import CONVERTER, converter_classes, without_row
+from registry_modules import draft_of, nearest_rows, network_of
+from registry_sources import (
+    CONVERTER,
+    TRANSFORMERS_TABLES,
+    converter_classes,
+    installed,
+    reasons,
+    registries_in,
+    unknown_in,
+    without_row,
+)
 
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.arch.verified import TRANSFORMERS, verified
@@ -62,3 +73,100 @@ def test_every_row_says_how_it_was_verified() -> None:
     assert {row for row, known in verified().items() if known.against == TRANSFORMERS} == computable
     for row, known in verified().items():
         assert known.cases == known.right + known.refused > 0, row
+
+
+def test_classes_of_other_projects_are_read_without_importing_them(tmp_path: Path) -> None:
+    auto = tmp_path / "transformers" / "models" / "auto"
+    auto.mkdir(parents=True)
+    tables = {
+        name: [("llama", "LlamaForCausalLM"), ("nobody", ("NobodyForCausalLM", "ForX"))]
+        for name in TRANSFORMERS_TABLES.values()
+    }
+    (auto / "modeling_auto.py").write_text(
+        "".join(f"{name} = OrderedDict({pairs})\n" for name, pairs in tables.items())
+    )
+    nobody = tmp_path / "transformers" / "models" / "nobody"
+    nobody.mkdir()
+    (nobody / "modeling_nobody.py").write_text(_SOURCE)
+    (nobody / "configuration_nobody.py").write_text("class NobodyConfig(C):\n    norm_eps: float = 1e-5\n")
+    causal = next(found for found in registries_in(tmp_path) if found.title == "transformers causal")
+    assert [found.name for found in unknown_in(causal)] == ["ForX", "NobodyForCausalLM"]
+    unknown = unknown_in(causal)[1]
+    assert unknown.source is not None
+    assert unknown.model_type == "nobody"
+    network = network_of(unknown.source, unknown.top)
+    assert network.keys == {"norm_eps"}
+    assert network.modules == {
+        *("embed_tokens", "norm", "lm_head", "input_layernorm", "post_attention_layernorm", "mlp.experts.up_proj"),
+        *(f"self_attn.{name}_proj" for name in "qkvo"), *("mlp.up_proj", "mlp.down_proj", "mlp.router"),
+    }  # fmt: skip
+    near = nearest_rows(network, 1)[0]
+    assert nearest_rows(replace(network, modules=frozenset()))[0].row != near.row
+    assert "mlp.router" in near.modules
+    assert draft_of("NobodyForCausalLM", "nobody", near).startswith(f'variant(ARCHITECTURES["{near.row}"], "nobody"')
+
+
+def test_other_projects_have_registries_of_their_own_form(tmp_path: Path) -> None:
+    for name, text in {
+        "vllm/model_executor/models/registry.py": '_TEXT_GENERATION_MODELS = {"AForCausalLM": ("a", "A")}\n',
+        "sglang/srt/models/registry.py": "",
+        "sglang/srt/models/b.py": "class B: ...\nEntryClass = [B]\n",
+        "mlx_lm/models/switch_layers.py": "",
+        "mlx_lm/models/c.py": "class ModelArgs: ...\nclass Model: ...\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        found = registries_in(tmp_path / name.partition("/")[0])
+    assert [entry.name for entry in found[0].classes] == ["c"]
+    assert registries_in(tmp_path / "sglang")[0].classes[0].name == "B"
+    assert [found.title for found in registries_in(tmp_path / "vllm")] == [
+        "vllm text", "vllm multimodal", "vllm embedding",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="found none of"):
+        registries_in(tmp_path / "vllm" / "model_executor")
+
+
+def test_every_unknown_class_of_transformers_has_a_reason() -> None:
+    """Where this fails: a row, or a line of tests/conformance/unregistered.jsonl; no reason for what has one."""
+    unknown = {found.name for found in unknown_in(installed("transformers causal"))}
+    assert unknown == reasons("transformers causal").keys()
+
+
+_SOURCE = """
+class RMSNorm(nn.Module):
+    def __init__(self, size):
+        self.weight = nn.Parameter(torch.ones(size))
+class Attention(nn.Module):
+    def __init__(self, config):
+        self.q_proj = nn.Linear(1, 1)
+        self.k_proj = self.v_proj = nn.Linear(1, 1)
+        self.o_proj = nn.Linear(1, 1)
+        self.rotary_emb = Rotary()
+class Experts(nn.Module):
+    def __init__(self, config):
+        self.gate_up_proj = nn.Parameter(torch.empty(1))
+class MLP(nn.Module):
+    def __init__(self, config):
+        self.up_proj = nn.Linear(1, 1)
+class SparseMLP(MLP):
+    def __init__(self, config):
+        self.down_proj = nn.Linear(1, 1)
+        self.experts = Experts(config)
+        self.router = nn.Linear(1, 1)
+KINDS = {"a": Attention}
+class Layer(nn.Module):
+    def __init__(self, config):
+        self.self_attn = KINDS[config.kind](config) if config else Attention(config)
+        self.mlp = SparseMLP(config)
+        self.input_layernorm = RMSNorm(1)
+        self.post_attention_layernorm = RMSNorm(1)
+class Model(nn.Module):
+    def __init__(self, config):
+        self.embed_tokens = nn.Embedding(1, 1)
+        self.layers = nn.ModuleList([Layer(config) for _ in range(2)])
+        self.norm = RMSNorm(1)
+class NobodyForCausalLM(nn.Module):
+    def __init__(self, config):
+        self.model = Model(config)
+        self.lm_head = nn.Linear(1, 1)
+"""

@@ -9,7 +9,7 @@ from arch_models import VOCAB, ArchCase
 
 Config = dict[str, Any]
 
-_TEXT: Config = {
+TEXT: Config = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -30,13 +30,13 @@ DELTA: Config = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
-_EXPERTS: Config = {
+EXPERTS: Config = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 48,
     "shared_expert_intermediate_size": 40,
 }
-_SEES: Config = {
+SEES: Config = {
     "depth": 1,
     "hidden_size": 32,
     "num_heads": 2,
@@ -45,7 +45,7 @@ _SEES: Config = {
     "patch_size": 4,
 }
 _GRID = {"num_position_embeddings": 16}
-_TOWER: Config = {
+TOWER: Config = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 1,
@@ -61,16 +61,25 @@ def whole(case_id: str, name: str, config: Config, *, end: str = "ForConditional
     return ArchCase(case_id, row, f"{name}Config", name + end, config, wrapped=True, **fields)
 
 
-def _sees(case_id: str, name: str, text: Config, vision: Config, *, swapped: str = "", **more: Any) -> ArchCase:
+def sees(
+    case_id: str,
+    name: str,
+    text: Config,
+    vision: Config,
+    *,
+    swapped: str = "",
+    renames: tuple[tuple[str, str], ...] = (),
+    **more: Any,
+) -> ArchCase:
     """One that has a `text_config` and a `vision_config`."""
     ids = {"image_token_id": 5, "pad_token_id": 0}
-    config = {"text_config": _TEXT | text, "vision_config": vision, **ids, **more}
-    return whole(case_id, name, config, swapped=swapped)
+    config = {"text_config": TEXT | text, "vision_config": vision, **ids, **more}
+    return whole(case_id, name, config, swapped=swapped, renames=renames)
 
 
-def _hears(case_id: str, name: str, text: Config, audio: Config, **more: Any) -> ArchCase:
+def hears(case_id: str, name: str, text: Config, audio: Config, **more: Any) -> ArchCase:
     """One that has a `text_config` and an `audio_config`."""
-    return whole(case_id, name, {"text_config": _TEXT | text, "audio_config": audio, **more})
+    return whole(case_id, name, {"text_config": TEXT | text, "audio_config": audio, **more})
 
 
 _WHISPER = {
@@ -81,7 +90,7 @@ _WHISPER = {
     "d_model": 32,
     "max_source_positions": 16,
 }
-_MEL = {
+MEL = {
     "num_mel_bins": 8,
     "encoder_layers": 1,
     "encoder_attention_heads": 2,
@@ -90,7 +99,7 @@ _MEL = {
     "output_dim": 64,
     "downsample_hidden_size": 8,
 }
-_ENCODER = {
+ENCODER = {
     "num_mel_bins": 8,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
@@ -98,8 +107,8 @@ _ENCODER = {
     "hidden_size": 32,
     "max_source_positions": 16,
 }
-_DEEPSTACK = {**_SEES, **_GRID, "deepstack_visual_indexes": [0]}
-_QWEN3_MOE = {
+DEEPSTACK = {**SEES, **_GRID, "deepstack_visual_indexes": [0]}
+QWEN3_MOE = {
     "head_dim": 16,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]},
     "num_experts": 4,
@@ -107,7 +116,7 @@ _QWEN3_MOE = {
     "moe_intermediate_size": 48,
     "tie_word_embeddings": False,
 }
-_GLM_SEES = {**_SEES, "image_size": 16}
+_GLM_SEES = {**SEES, "image_size": 16}
 _GLM_EXPERTS = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
@@ -115,9 +124,9 @@ _GLM_EXPERTS = {
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
 }
-_SIGLIP = {"model_type": "siglip_vision_model", **_TOWER}
-_CLIP = {"model_type": "clip_vision_model", **_TOWER}
-_MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
+SIGLIP = {"model_type": "siglip_vision_model", **TOWER}
+CLIP = {"model_type": "clip_vision_model", **TOWER}
+MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
 _XDROPE = {
     "rope_type": "dynamic",
     "rope_theta": 10000.0,
@@ -138,73 +147,71 @@ _MULTIPLIED: Config = {
 _TIED: Config = {"tie_word_embeddings": True}
 
 CASES: tuple[ArchCase, ...] = (
-    _sees("qwen3_5_text/whole", "Qwen3_5", DELTA, _SEES | _GRID),
-    _sees("qwen4_exp_text/whole", "Qwen4Exp", QWEN4 | {"eos_token_id": 2}, _SEES | _GRID),
-    _sees("qwen3_5_moe_text/whole", "Qwen3_5Moe", DELTA | _EXPERTS, _SEES | _GRID),
-    _sees(
+    sees("qwen3_5_text/whole", "Qwen3_5", DELTA, SEES | _GRID),
+    sees("qwen4_exp_text/whole", "Qwen4Exp", QWEN4 | {"eos_token_id": 2}, SEES | _GRID),
+    sees("qwen3_5_moe_text/whole", "Qwen3_5Moe", DELTA | EXPERTS, SEES | _GRID),
+    sees(
         "qwen2_vl",
         "Qwen2VL",
-        {"rope_parameters": _MROPE},
+        {"rope_parameters": MROPE},
         {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4},
     ),
-    _sees(
-        "qwen2_vl/qwen2_5", "Qwen2_5_VL", {"rope_parameters": _MROPE}, {**_SEES, "fullatt_block_indexes": [0]}, **_TIED
-    ),
-    _sees("qwen3_vl", "Qwen3VL", {"head_dim": 16, "rope_parameters": _MROPE}, _DEEPSTACK),
-    _sees(
+    sees("qwen2_vl/qwen2_5", "Qwen2_5_VL", {"rope_parameters": MROPE}, {**SEES, "fullatt_block_indexes": [0]}, **_TIED),
+    sees("qwen3_vl", "Qwen3VL", {"head_dim": 16, "rope_parameters": MROPE}, DEEPSTACK),
+    sees(
         "gemma3_text/whole",
         "Gemma3",
         {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8},
-        _SIGLIP,
+        SIGLIP,
         mm_tokens_per_image=4,
     ),
-    _sees(
+    sees(
         "mistral3",
         "Mistral3",
         {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
-        {"model_type": "pixtral", **_TOWER},
+        {"model_type": "pixtral", **TOWER},
     ),
-    _sees(
+    sees(
         "granite/vision",
         "Granite4Vision",
         {"architectures": ["GraniteForCausalLM"], "num_hidden_layers": 3, **_MULTIPLIED},
-        {**_SIGLIP, "hidden_size": 64},
+        {**SIGLIP, "hidden_size": 64},
         qformer_config={"model_type": "blip_2_qformer", "num_hidden_layers": 1, "intermediate_size": 48},
         downsample_rate="1/2",
         deepstack_layer_map=[[-1, 2]],
         spatial_target_layers=[0],
     ),
-    _sees("llama/llava", "Llava", {"model_type": "llama"}, _CLIP),
-    _sees("llama/llava_next", "LlavaNext", {"model_type": "llama"}, _CLIP),
-    _sees("qwen2/llava_onevision", "LlavaOnevision", {"model_type": "qwen2"}, _SIGLIP),
-    _sees(
+    sees("llama/llava", "Llava", {"model_type": "llama"}, CLIP),
+    sees("llama/llava_next", "LlavaNext", {"model_type": "llama"}, CLIP),
+    sees("qwen2/llava_onevision", "LlavaOnevision", {"model_type": "qwen2"}, SIGLIP),
+    sees(
         "qwen2/internvl",
         "InternVL",
         {"model_type": "qwen2"},
-        {"model_type": "internvl_vision", **_TOWER, "image_size": [16, 16], "patch_size": [8, 8]},
+        {"model_type": "internvl_vision", **TOWER, "image_size": [16, 16], "patch_size": [8, 8]},
     ),
-    _sees("llama/idefics3", "Idefics3", {"model_type": "llama"}, _TOWER),
-    _sees("llama/smolvlm", "SmolVLM", {"model_type": "llama"}, _TOWER),
-    _sees(
+    sees("llama/idefics3", "Idefics3", {"model_type": "llama"}, TOWER),
+    sees("llama/smolvlm", "SmolVLM", {"model_type": "llama"}, TOWER),
+    sees(
         "lfm2/vl",
         "Lfm2Vl",
         {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_multiple_of": 32},
-        {"model_type": "siglip2_vision_model", **_TOWER},
+        {"model_type": "siglip2_vision_model", **TOWER},
     ),
-    _hears("qwen2/qwen2_audio", "Qwen2Audio", {"model_type": "qwen2"}, _WHISPER, audio_token_index=5),
-    _hears("qwen2/audioflamingo3", "AudioFlamingo3", {"model_type": "qwen2"}, _ENCODER, audio_token_id=5),
-    _hears(
+    hears("qwen2/qwen2_audio", "Qwen2Audio", {"model_type": "qwen2"}, _WHISPER, audio_token_index=5),
+    hears("qwen2/audioflamingo3", "AudioFlamingo3", {"model_type": "qwen2"}, ENCODER, audio_token_id=5),
+    hears(
         "llama/voxtral",
         "Voxtral",
         {"model_type": "llama", "head_dim": 16, "rope_theta": 1e8},
-        {**_ENCODER, "intermediate_size": 64},
+        {**ENCODER, "intermediate_size": 64},
         audio_token_id=5,
     ),
-    _sees(
+    sees(
         "llama/janus",
         "Janus",
         {"model_type": "llama"},
-        {**_TOWER, "projection_dim": 64, "num_image_tokens": 4},
+        {**TOWER, "projection_dim": 64, "num_image_tokens": 4},
         vq_config={
             "embed_dim": 8,
             "num_embeddings": 16,
@@ -217,75 +224,75 @@ CASES: tuple[ArchCase, ...] = (
             "image_token_embed_dim": 64,
         },
     ),
-    _sees(
+    sees(
         "exaone4/exaone4_5",
         "Exaone4_5_",
         {"model_type": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 2},
-        {**_SEES, "num_key_value_heads": 1, "fullatt_block_indexes": [0], "window_size": 8},
+        {**SEES, "num_key_value_heads": 1, "fullatt_block_indexes": [0], "window_size": 8},
         video_token_id=6,
     ),
-    _sees(
+    sees(
         "qwen3_5_text/minicpmv4_6",
         "MiniCPMV4_6",
         {"model_type": "qwen3_5_text", **DELTA},
-        {**_TOWER, "insert_layer_id": 0},
+        {**TOWER, "insert_layer_id": 0},
         insert_layer_id=0,
         video_token_id=6,
     ),
-    _hears(
+    hears(
         "qwen3_vl/qwen3_asr",
         "Qwen3ASR",
-        {"model_type": "qwen3", "head_dim": 16, "rope_parameters": _MROPE},
-        _MEL,
+        {"model_type": "qwen3", "head_dim": 16, "rope_parameters": MROPE},
+        MEL,
         audio_token_id=5,
         timestamp_token_id=6,
         pad_token_id=0,
         eos_token_id=2,
         **_TIED,
     ),
-    _sees(
+    sees(
         "glm4v",
         "Glm4v",
-        {"rope_parameters": _MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
+        {"rope_parameters": MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
         _GLM_SEES,
         video_token_id=6,
     ),
-    _sees(
+    sees(
         "glm4v/ocr",
         "GlmOcr",
-        {"head_dim": 32, "rope_parameters": _MROPE | {"mrope_section": [8, 4, 4], "partial_rotary_factor": 1.0}},
+        {"head_dim": 32, "rope_parameters": MROPE | {"mrope_section": [8, 4, 4], "partial_rotary_factor": 1.0}},
         _GLM_SEES,
         video_token_id=6,
     ),
-    _sees(
+    sees(
         "glm4_moe/glm4v",
         "Glm4vMoe",
         {
             "head_dim": 32,
             "attention_bias": True,
-            "rope_parameters": _MROPE | {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5},
+            "rope_parameters": MROPE | {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5},
             **_GLM_EXPERTS,
         },
         _GLM_SEES,
         video_token_id=6,
     ),
-    _sees("qwen3_vl_moe", "Qwen3VLMoe", _QWEN3_MOE, _DEEPSTACK),
-    _sees("qwen3_vl_moe/published", "Qwen3VLMoe", _QWEN3_MOE, _DEEPSTACK, swapped=r".*\.experts\.\w+"),
+    sees("qwen3_vl_moe", "Qwen3VLMoe", QWEN3_MOE, DEEPSTACK),
+    sees("qwen3_vl_moe/published", "Qwen3VLMoe", QWEN3_MOE, DEEPSTACK, swapped=r".*\.experts\.\w+"),
     whole(
         "qwen3_vl_moe/omni",
         "Qwen3OmniMoe",
         {
-            "thinker_config": {"text_config": _TEXT | _QWEN3_MOE, "vision_config": _DEEPSTACK, "audio_config": _MEL},
+            "thinker_config": {"text_config": TEXT | QWEN3_MOE, "vision_config": DEEPSTACK, "audio_config": MEL},
             "enable_audio_output": False,
         },
     ),
-    _sees(
+    sees(
         "paddleocr",
         "PaddleOCRVL",
-        {"head_dim": 16, "rope_parameters": _MROPE | {"rope_theta": 5e5}},
-        _TOWER,
+        {"head_dim": 16, "rope_parameters": MROPE | {"rope_theta": 5e5}},
+        TOWER,
         video_token_id=6,
         **_TIED,
     ),
-    _sees("hunyuan_vl", "HunYuanVL", {"head_dim": 16, "rope_parameters": _XDROPE}, _TOWER, **_TIED),
+    sees("hunyuan_vl", "HunYuanVL", {"head_dim": 16, "rope_parameters": _XDROPE}, TOWER, **_TIED),
 )

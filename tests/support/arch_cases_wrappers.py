@@ -13,14 +13,14 @@ from arch_models import DIMS, VOCAB, ArchCase
 
 Config = dict[str, Any]
 
-_PLAIN: Config = {
+PLAIN: Config = {
     **{key: value for key, value in DIMS.items() if key != "head_dim"},
     "hidden_act": "silu",
     "vocab_size": VOCAB,
     "tie_word_embeddings": False,
 }
 _LATENT: Config = {
-    **_PLAIN,
+    **PLAIN,
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
     "q_lora_rank": 24,
@@ -69,7 +69,7 @@ def inside(
 
 def _ocr(case_id: str, model_class: str, **more: Any) -> ArchCase:
     text = {
-        **_without(_PLAIN, "rms_norm_eps", "hidden_act"),
+        **_without(PLAIN, "rms_norm_eps", "hidden_act"),
         **_without(_EXPERTS, "num_nextn_predict_layers"),
         "architectures": ["DeepseekV2ForCausalLM"],
         "model_type": "deepseek_v2",
@@ -100,37 +100,30 @@ def _ocr(case_id: str, model_class: str, **more: Any) -> ArchCase:
 
 CASES: tuple[ArchCase, ...] = (
     # KORMo-Team/KORMo-10B-base
-    alias("kormo", "KORMoForCausalLM", "kormo", {**_PLAIN, "rope_theta": 500000.0}),
+    alias("kormo", "KORMoForCausalLM", "kormo", {**PLAIN, "rope_theta": 500000.0}),
     # internlm/internlm3-8b-instruct
     alias(
         "llama/internlm3",
         "InternLM3ForCausalLM",
         "internlm3",
-        {**_PLAIN, "head_dim": 16, "bias": False, "qkv_bias": False, "rope_theta": 50000000},
+        {**PLAIN, "head_dim": 16, "bias": False, "qkv_bias": False, "rope_theta": 50000000},
     ),
     # IQuestLab/IQuest-Coder-V1-40B-Instruct
     alias(
         "llama/iquestcoder",
         "IQuestCoderForCausalLM",
         "iquestcoder",
-        {
-            **_PLAIN,
-            "head_dim": 16,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "clip_qkv": None,
-            "rope_theta": 500000.0,
-        },
+        {**PLAIN, "head_dim": 16, "attention_bias": False, "mlp_bias": False, "clip_qkv": None, "rope_theta": 500000.0},
     ),
     # The class of allenai/OLMo-7B before its tensors were renamed; llama.cpp's converter takes it for the later one.
-    alias("olmo/olmo", "OLMoForCausalLM", "olmo", {**_without(_PLAIN, "rms_norm_eps"), "clip_qkv": 8.0}),
+    alias("olmo/olmo", "OLMoForCausalLM", "olmo", {**_without(PLAIN, "rms_norm_eps"), "clip_qkv": 8.0}),
     # nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-BF16
     alias(
         "nemotron_h_puzzle",
         "NemotronHPuzzleForCausalLM",
         "nemotron_h_puzzle",
         {
-            **_without(_PLAIN, "hidden_act", "intermediate_size", "rms_norm_eps"),
+            **_without(PLAIN, "hidden_act", "intermediate_size", "rms_norm_eps"),
             "head_dim": 16,
             "layer_norm_epsilon": 1e-5,
             "mamba_num_heads": 8,
@@ -163,7 +156,7 @@ CASES: tuple[ArchCase, ...] = (
             "",
             "RuGPT3XLForCausalLM",
             {
-                **_without(_PLAIN, "num_key_value_heads", "rms_norm_eps"),
+                **_without(PLAIN, "num_key_value_heads", "rms_norm_eps"),
                 "model_type": "rugpt3xl",
                 "layer_norm_eps": 1e-5,
                 "hidden_act": "gelu_new",
@@ -180,7 +173,7 @@ CASES: tuple[ArchCase, ...] = (
         "DotsOCRForCausalLM",
         "dots_ocr",
         {
-            **_PLAIN,
+            **PLAIN,
             "attention_bias": True,
             "use_sliding_window": False,
             "rope_theta": 1000000,
@@ -197,7 +190,7 @@ CASES: tuple[ArchCase, ...] = (
         "Sarashina2VisionForCausalLM",
         "sarashina2_vision",
         {
-            "text_config": {**_PLAIN, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+            "text_config": {**PLAIN, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
             "vision_config": {"depth": 1},
         },
         "visual.blocks.0.attn.qkv.weight",
@@ -213,7 +206,7 @@ CASES: tuple[ArchCase, ...] = (
         "smolvlm",
         {
             "text_config": {
-                **_without(_PLAIN, "num_attention_heads"),
+                **_without(PLAIN, "num_attention_heads"),
                 "model_type": "llama",
                 "architectures": ["VLlama3ForCausalLM"],
                 "num_key_value_heads": 32,
@@ -230,7 +223,7 @@ CASES: tuple[ArchCase, ...] = (
         "llama/ultravox",
         "UltravoxModel",
         "ultravox",
-        {"text_config": {**_PLAIN, "model_type": "llama"}, "audio_config": {"d_model": 32}, "stack_factor": 8},
+        {"text_config": {**PLAIN, "model_type": "llama"}, "audio_config": {"d_model": 32}, "stack_factor": 8},
         "audio_tower.layers.0.fc1.weight",
         "multi_modal_projector.linear_1.weight",
         "multi_modal_projector.ln_pre.weight",
@@ -243,7 +236,7 @@ CASES: tuple[ArchCase, ...] = (
         "meralion2",
         {
             "text_config": {
-                **_without(_PLAIN, "hidden_act"),
+                **_without(PLAIN, "hidden_act"),
                 "model_type": "gemma2",
                 "architectures": ["Gemma2ForCausalLM"],
                 "head_dim": 16,
@@ -268,7 +261,7 @@ CASES: tuple[ArchCase, ...] = (
         "step_robotics",
         {
             "text_config": {
-                **_PLAIN,
+                **PLAIN,
                 "model_type": "qwen3",
                 "head_dim": 16,
                 "architectures": ["Qwen3ForCausalLM"],
@@ -332,7 +325,7 @@ CASES: tuple[ArchCase, ...] = (
         "Phi4ForCausalLMV",
         "phi4-siglip",
         {
-            **_PLAIN,
+            **PLAIN,
             "original_max_position_embeddings": 512,
             "rope_theta": 500000.0,
             "partial_rotary_factor": 1.0,
@@ -348,7 +341,7 @@ CASES: tuple[ArchCase, ...] = (
         "LlavaStableLMEpochForCausalLM",
         "llava_stablelm_epoch",
         {
-            **_without(_PLAIN, "rms_norm_eps"),
+            **_without(PLAIN, "rms_norm_eps"),
             "norm_eps": 1e-5,
             "rope_pct": 0.25,
             "rope_theta": 10000,
@@ -365,7 +358,7 @@ CASES: tuple[ArchCase, ...] = (
         {
             "thinker_config": {
                 "model_type": "qwen2_5_omni_thinker",
-                "text_config": {**_PLAIN, "model_type": "qwen2_5_omni_text", "rope_scaling": _MROPE},
+                "text_config": {**PLAIN, "model_type": "qwen2_5_omni_text", "rope_scaling": _MROPE},
                 "vision_config": {"depth": 1},
                 "audio_config": {"d_model": 32},
             },
@@ -383,7 +376,7 @@ CASES: tuple[ArchCase, ...] = (
         "qwen2_vl/bare",
         "Qwen2VLModel",
         "qwen2_vl",
-        {**_PLAIN, "rope_scaling": _MROPE, "vision_config": {"depth": 1}},
+        {**PLAIN, "rope_scaling": _MROPE, "vision_config": {"depth": 1}},
         "visual.blocks.0.attn.qkv.weight",
         "visual.merger.mlp.0.weight",
     ),

@@ -61,6 +61,9 @@ CASE_FILES = (
     "multimodal",
     "drafts",
     "wrappers",
+    "vision",
+    "alike",
+    "plain",
 )
 FOLDER_TOKENIZERS = ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")
 GGUF_TOKENIZERS = {
@@ -165,6 +168,14 @@ def all_cases() -> tuple[ArchCase, ...]:
     if twice := sorted({i for i in ids if ids.count(i) > 1}):
         raise ValueError(f"cases that occur twice: {', '.join(twice)}")
     return tuple(cases)
+
+
+def has_gguf(row: str) -> bool:
+    """Whether llama.cpp has a network for a row; a GGUF of any other is refused."""
+    from aprfmt.arch.loaders import loader_of
+    from aprfmt.arch.table import ARCHITECTURES
+
+    return loader_of(ARCHITECTURES[row].gguf) is not None
 
 
 def find_case(case_id: str) -> ArchCase:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
 
-from registries import tower_classes
+from registry_sources import tower_classes
 from tower_models import TowerCase, all_tower_cases
 
 from aprfmt.arch.table import TOWERS

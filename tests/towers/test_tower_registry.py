@@ -6,7 +6,7 @@ import re
 from itertools import combinations
 
 import pytest
-from registries import CONVERTER, tower_classes, towers_without_row
+from registry_sources import CONVERTER, tower_classes, towers_without_row
 from tower_models import all_tower_cases
 from tower_report import PAGE, cases_of, is_computed, is_equal, page_of
 

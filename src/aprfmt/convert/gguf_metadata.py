@@ -9,6 +9,7 @@ from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, scopes, zero_biases
 from aprfmt.arch.fields import Misfit, shorten
 from aprfmt.arch.gguf_keys import key_problems
+from aprfmt.arch.table import find_gguf
 from aprfmt.canonical import sidecar
 from aprfmt.canonical.completion import complete_from_shapes
 from aprfmt.canonical.drafts import named_drafts, with_mtp_layers_counted
@@ -52,6 +53,10 @@ def extras_in_gguf(c: Canonical) -> dict[str, CanonicalTensor]:
     return drafts
 
 
+_OF_THE_CLASS = (hp.EXTRA_KEY, "hf_architecture", "hf_model_type")
+"""Metadata that only the row of the model's class can read."""
+
+
 def is_model(c: Canonical, base: KvMapping | None) -> bool:
     """Whether llama.cpp would load the GGUF by itself; adapters, projectors and the like have no tokenizer."""
     return c.arch is not None and (base is None or base.get("general.type", "model") == "model")
@@ -68,8 +73,7 @@ def checked_keys(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor])
     _check_keys(c, pairs, tensors)
     if not is_apr:
         return entries
-    imported = _metadata_after_import(c, pairs, extras_in_gguf(c))
-    told = sidecar.differences(c.model, imported) if _is_of_its_class(c) else {}
+    told = _missing_after_import(c, pairs, extras_in_gguf(c)) if _is_of_its_class(c) else {}
     kept = sidecar.corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
     return sidecar.seal(entries, Sidecar(told, _stored_dtypes(c, tensors), kept))
 
@@ -107,7 +111,7 @@ def sidecar_holds(c: Canonical, base: KvMapping) -> bool:
     if warning is not None or c.model.metadata.get(sidecar.LEFT_ASIDE):
         return True  # the import ignored it too
     pairs = _pairs(c, sidecar.strip(unsplit_entries(base).values()))
-    missing = sidecar.differences(c.model, _metadata_after_import(c, pairs, c.extras))
+    missing = _missing_after_import(c, pairs, c.extras)
     # A GGUF by another program needs one only for what it cannot contain itself.
     return found.metadata == missing if found is not None else not sidecar.folder_fields(missing)
 
@@ -115,6 +119,19 @@ def sidecar_holds(c: Canonical, base: KvMapping) -> bool:
 def _pairs(c: Canonical, entries: list[bytes]) -> KvMapping:
     head = b"".join((b"GGUF", struct.pack("<IQQ", 3, 0, len(entries)), *entries))
     return gguf.read_pairs(head, str(c.model.path))
+
+
+def _missing_after_import(c: Canonical, pairs: KvMapping, extras: dict[str, CanonicalTensor]) -> dict[str, object]:
+    """What an import of a GGUF with these keys would miss. Without class and hyper-parameters if it comes back as
+    another network of the table, to which the same config.json keys may mean something else.
+    """
+    found = sidecar.differences(c.model, _metadata_after_import(c, pairs, extras))
+    if c.arch is not None and not found.keys().isdisjoint(_OF_THE_CLASS):
+        stored = [name for link in links(c.arch, c.hparams, c.tensors) for name in link.gguf]
+        row = find_gguf(pairs, stored)
+        if row is not None and row.id != c.arch.id:
+            return {key: value for key, value in found.items() if key not in _OF_THE_CLASS}
+    return found
 
 
 def _metadata_after_import(c: Canonical, pairs: KvMapping, extras: dict[str, CanonicalTensor]) -> dict[str, object]:

@@ -9,7 +9,7 @@ from aprfmt.arch.blocks.decoder import (
     class_names, decoder, embedding, flag, gated_mlp, head, hf_names, layer_eps, linear, must_be, network, norm,
     plain_mlp, rename, split, tensor,
 )
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, refuse_if
 from aprfmt.arch.converters.common import of_tensor
 from aprfmt.arch.converters.layers import of_layers
 from aprfmt.arch.fields import as_float, as_int
@@ -112,13 +112,16 @@ def _stack(module: str, first: str = "") -> tuple[TensorRow, ...]:
     )
 
 
+all_logits = Converter(
+    refuse_if(lambda value, scope: bool(value), "{name} is {value}: llama.cpp has a logit for each token"),
+)
 _XIELU = {"alpha_n": "1", "alpha_p": "1", "beta": "", "eps": ""}
 """Parameters of a layer's activation, and their shapes in checkpoints."""
 
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="apertus", gguf="apertus", **hf_names("Apertus", "apertus"),
+        id="apertus", gguf="apertus", **hf_names("Apertus", "apertus", "Apertus1p5Text", also=("apertus1p5_text",)),
         tensors=network(
             *norm("attention_layernorm", "attn_norm"),
             *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
@@ -132,6 +135,7 @@ ROWS: tuple[Architecture, ...] = (
                 for name in _XIELU
             ),
             must_be("hidden_act", "xielu"), flag("attention_bias"),
+            Key("", ("output_vocab_size",), converter=all_logits),
         ),
     ),
     Architecture(

@@ -55,6 +55,12 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*DECODER, PAD, SILU, must_be("use_bias", False)),
     ),
     Architecture(
+        # A Llama that rotates neighbours, as a GGUF has them: llama.cpp's dense Ernie is the same network.
+        id="helium", gguf="ernie4_5", **hf_names("Helium", "helium"), rope_type=0,
+        tensors=decoder(*attention("attention_bias"), mlp=gated_mlp("mlp_bias")),
+        keys=(*DECODER, PAD, SILU, must_be("attention_bias", False), must_be("mlp_bias", False)),
+    ),
+    Architecture(
         id="ernie4_5_moe", gguf="ernie4_5-moe", **hf_names("Ernie4_5_Moe", "ernie4_5_moe"), rope_type=0,
         tensors=moe_decoder(
             *attention("use_bias", "use_bias"),

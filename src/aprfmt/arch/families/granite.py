@@ -17,6 +17,7 @@ from aprfmt.arch.converters.common import expand, integer, numbers
 from aprfmt.arch.converters.hybrid import mixed_layers
 from aprfmt.arch.converters.layers import layer_types, positive
 from aprfmt.arch.converters.windows import full_every_fourth
+from aprfmt.arch.fields import as_float
 from aprfmt.arch.projectors import DEEPSTACK, MAP, TARGETS
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.errors import CorruptError, RefusedError
@@ -27,6 +28,17 @@ SCALES = (
     Key("residual_scale", ("residual_multiplier",), "f32"), Key("logit_scale", ("logits_scaling",), "f32"),
 )
 """Granite's multipliers."""
+
+
+def _reciprocal(value: object, scope: Scope) -> object:
+    factor = as_float(value, scope.name)
+    if factor == 0:
+        raise RefusedError(f"{scope.name} is 0: a GGUF has its reciprocal")
+    return None if factor is None else 1 / factor
+
+
+reciprocal = Converter(_reciprocal, _reciprocal)
+"""A factor of the logits, by which a GGUF divides them."""
 
 
 def _lone_width_to_gguf(value: object, scope: Scope) -> object:
@@ -217,12 +229,27 @@ _SWITCH_BLOCKS, *_OTHERS = DECODER
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="granite", gguf="granite", **hf_names("Granite", "granite", also=("granite4_vision_text",)), rope_type=0,
+        id="granite", gguf="granite", rope_type=0,
+        **hf_names("Granite", "granite", also=("granite4_vision_text", "granite_docling_text")),
         tensors=_BIASED,
         keys=(
             *LLAMA_KEYS, *SCALES, SILU, *_BIASES,
             Key("deepstack_mapping", (DEEPSTACK,), "i32[]", converter=deepstack_mapping), Key("", (MAP,)),
             Key("", (TARGETS,)),
+        ),
+    ),
+    # Granite without norms after attention and MLP; its GGUF is that of a Granite.
+    Architecture(
+        id="hyperclovax", gguf="granite", **hf_names("HyperCLOVAX", "hyperclovax"), rope_type=0,
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"),
+            *attention("attention_bias", "attention_bias", permuted=True),
+            *norm("post_attention_layernorm", "ffn_norm"), *gated_mlp("mlp_bias"),
+            *(TensorRow((f"post_norm{i}.weight",), (), ("hidden",), "use_post_norm") for i in (1, 2)),
+        ),
+        keys=(
+            *LLAMA_KEYS, *SCALES[:3], replace(SCALES[3], converter=reciprocal), SILU, *_BIASES,
+            must_be("use_post_norm", False),
         ),
     ),
     Architecture(

@@ -66,8 +66,9 @@ ROWS: tuple[Architecture, ...] = (
         id="llama", gguf="llama",
         **class_names(
             "LlamaForCausalLM", "LLaMAForCausalLM", "VLlama3ForCausalLM", "InternLM3ForCausalLM",
-            "IQuestCoderForCausalLM", "LlamaModel", types=("llama", "smollm", "smollm2", "internlm3", "iquestcoder"),
-            bare=("LlamaModel",),
+            "IQuestCoderForCausalLM", "LlamaModel", "Emu3ForCausalLM", "Emu3TextModel",
+            types=("llama", "smollm", "smollm2", "internlm3", "iquestcoder", "emu3_text_model"),
+            bare=("LlamaModel", "Emu3TextModel"),
         ),
         rope_type=0,
         tensors=_BIASED, keys=(*LLAMA_KEYS, SILU, *_BIASES, Key("", ("clip_qkv",), "f32")),

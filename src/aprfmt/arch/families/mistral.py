@@ -55,6 +55,11 @@ ROWS: tuple[Architecture, ...] = (
         _MISTRAL, "ministral", "llama", hf_names("Ministral", "ministral"), SLIDING_LAYERS,
         when="attention.sliding_window&attention.sliding_window_pattern&!expert_count",
     ),
+    # A Llama whose layers have windows; its GGUF is that of a Ministral.
+    variant(
+        _MISTRAL, "cwm", "llama", hf_names("Cwm", "cwm"), SLIDING_LAYERS, must_be("mlp_bias", False),
+        must_be("attention_bias", False),
+    ),
     _MISTRAL,
     # Mistral inside Mistral3, the wrapper
     replace(_MISTRAL, id="mistral3", gguf="mistral3", hf_classes=(), model_types=(), bare_classes=(), when=""),

@@ -78,6 +78,7 @@ def model_layouts(c: Canonical, work: Work) -> Output:
         RefusedError, UnmappedError: llama.cpp cannot load the result.
     """
     options = work.options
+    _refuse_without_network(c)
     c = _with_layers_asked_for(c, work)
     c = _as_classifier(c, work.losses)
     # The keys of a GGUF do not need a manifest.
@@ -125,6 +126,16 @@ def model_layouts(c: Canonical, work: Work) -> Output:
     if options.shard_bytes:
         return Output(split_gguf(work.name, keys, tensors, alignment, options.shard_bytes), tensors)
     return Output([FileLayout(work.name, gguf_write.layout(keys, tensors, alignment=alignment))], tensors)
+
+
+def _refuse_without_network(c: Canonical) -> None:
+    """Raises RefusedError for a network of the table that llama.cpp does not have."""
+    if c.arch is not None and loader_of(c.arch.gguf) is None:
+        raise RefusedError(
+            f"llama.cpp has no network for {c.hparams.hf_architecture or c.arch.hf_class}",
+            path=c.model.path,
+            hint=f"transformers runs it: write a folder with apr export {c.model.path} -o FOLDER --format hf",
+        )
 
 
 def _with_layers_asked_for(c: Canonical, work: Work) -> Canonical:

@@ -1,0 +1,70 @@
+"""Rows of networks that llama.cpp does not run: what tools/plain_rows.py reads off the classes of transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from arch_models import build, find_case, write_tokenizers
+
+import aprfmt
+from aprfmt.arch.families.plain import LINES
+from aprfmt.arch.loaders import loader_of
+from aprfmt.arch.table import ARCHITECTURES, find
+from aprfmt.errors import RefusedError
+from plain_rows import UnfitError, line_of, size_of, sizes_by_value, template_of
+
+TABLE = sizes_by_value(
+    {"hidden": 96, "ffn": 112, "heads": 4, "x": 20}, {"hidden": 128, "ffn": 144, "heads": 8, "x": 30}
+)
+
+
+@pytest.mark.turns
+def test_a_line_is_what_the_class_has() -> None:
+    lines = {line["classes"][0]: line for line in map(json.loads, LINES.read_text("utf-8").splitlines())}
+    assert json.loads(json.dumps(line_of("OPTForCausalLM"))) == lines["OPTForCausalLM"]
+
+
+@pytest.mark.parametrize(
+    ("values", "size"),
+    [
+        ((96, 128), "hidden"), ((192, 256), "2*hidden"), ((48, 64), "hidden/2"), ((98, 130), "hidden+2"),
+        ((80, 120), "4*x"), ((116, 158), "hidden+x"), ((4, 4), "4"), ((4, 8), "heads"),
+    ],
+)  # fmt: skip
+def test_sizes_are_told_by_two_networks(values: tuple[int, int], size: str) -> None:
+    assert size_of(values, TABLE) == size
+
+
+def test_a_number_that_no_config_gives_is_no_size() -> None:
+    for values in ((97, 500), (40, 40)):
+        with pytest.raises(UnfitError):
+            size_of(values, TABLE)
+
+
+def test_names_have_their_layers_and_experts() -> None:
+    assert template_of("model.layers.3.mlp.experts.7.up.weight") == "model.layers.{n}.mlp.experts.{e}.up.weight"
+    assert template_of("h.1.mlp.2.weight") == "h.{n}.mlp.2.weight"
+
+
+def test_llama_cpp_runs_none_of_them() -> None:
+    rows = [ARCHITECTURES[json.loads(line)["id"]] for line in LINES.read_text("utf-8").splitlines()]
+    assert [row.id for row in rows if loader_of(row.gguf) is not None] == []
+
+
+def test_classes_of_a_shared_model_type_are_known_by_name_alone() -> None:
+    row, other = find(hf_class="BertLMHeadModel", model_type="bert"), find(hf_class="BertModel", model_type="bert")
+    assert row is not None
+    assert other is not None
+    assert (row.id, other.id) == ("bert_decoder", "bert")
+    assert find(hf_class="BartForConditionalGeneration", model_type="bart") is None
+
+
+def test_a_gguf_is_refused_and_the_hint_says_what_runs_it(tmp_path: Path) -> None:
+    case = find_case("opt")
+    build(case, tmp_path / "opt", write_tokenizers(tmp_path / "tokenizers", [case.tokenizer], 512))
+    with pytest.raises(RefusedError, match=r"llama\.cpp has no network for OPTForCausalLM") as error:
+        aprfmt.convert_model(tmp_path / "opt", tmp_path / "opt.gguf", allow_different=True)
+    assert "--format hf" in str(error.value.hint)
+    assert not (tmp_path / "opt.gguf").exists()

@@ -1,0 +1,75 @@
+"""Cases of networks that llama.cpp does not run: a folder becomes an `.apr` and comes back, a GGUF is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from typing import Any
+
+from arch_models import ArchCase
+
+from aprfmt.arch.families.plain import LINES
+
+SMALL: dict[str, int] = {
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 6),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk"), 2),
+    **dict.fromkeys(
+        ("n_group", "topk_group", "n_shared_experts", "moe_num_shared_experts", "first_k_dense_replace"), 1
+    ),
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 44,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "rotary_dim": 8,
+    "embedding_size": 36,
+    "decoder_layers": 2,
+    "decoder_ffn_dim": 112,
+    "decoder_attention_heads": 4,
+    "encoder_layers": 1,
+    "sliding_window": 8,
+    "max_target_positions": 512,
+    "max_source_positions": 32,
+    "position_bias_num_buckets": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 10,
+    "type_vocab_size": 2,
+    "task_type_vocab_size": 3,
+    "input_embedding_size": 36,
+    "output_embedding_size": 52,
+    "conv1d_width": 3,
+    "pad_token_id": 0,
+}
+"""Sizes of tiny models, for config classes that know the key."""
+SIZES: dict[str, dict[str, Any]] = {
+    "GPTNeoForCausalLM": {"attention_types": [[["global", "local"], 1]]},
+    "JetMoeForCausalLM": {"kv_channels": 16},
+}
+"""Class -> config.json keys of its tiny model, where the usual sizes do not suffice."""
+
+_CONFIGS = {
+    "BertGenerationDecoder": "BertGenerationConfig",
+    "CohereCompassForCausalLM": "CohereCompassTextConfig",
+    "InklingForCausalLM": "InklingTextConfig",
+    "MllamaForCausalLM": "MllamaTextConfig",
+    "XLMWithLMHeadModel": "XLMConfig",
+}
+"""Class -> its config class, where the names differ."""
+CANNOT = "it has no such network"
+
+
+def _case(name: str, row: str, known: Collection[str]) -> ArchCase:
+    config = _CONFIGS.get(name) or re.sub(r"(ForCausalLM|LMHeadModel)$", "Config", name)
+    sizes = {key: value for key, value in SMALL.items() if key in known or key == "pad_token_id"}
+    return ArchCase(row, row, config, name, {**sizes, **SIZES.get(name, {})}, llama_cpp_cannot=CANNOT)
+
+
+CASES: tuple[ArchCase, ...] = tuple(
+    _case(line["classes"][0], line["id"], {*line["config"], *line["sizes"].values()})
+    for line in map(json.loads, LINES.read_text("utf-8").splitlines())
+)

@@ -1,0 +1,326 @@
+"""Writes src/aprfmt/arch/families/plain.jsonl: rows of networks that llama.cpp does not run.
+
+    python tools/plain_rows.py [CLASS ...]
+
+A CLASS of transformers gets a line, or a new one in place of its old; without any, all lines are written again. Two
+tiny models of different sizes say which tensors the network has, and what of its config.json gives each dimension; it
+is built again with every switch of the config turned over, to see which tensors depend on it. Sizes of a class that the
+usual keys do not reach are in tests/support/arch_cases_plain.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import chain, combinations
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tools")]
+
+from arch_cases_plain import SIZES, SMALL  # noqa: E402
+from arch_models import quiet_transformers  # noqa: E402
+
+from aprfmt.arch.families.plain import LINES, PlainLine  # noqa: E402
+from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED  # noqa: E402
+
+Shapes = dict[str, tuple[int, ...]]
+FIELDS = {
+    "num_layers": ("decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "num_layers"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "context_length"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "intermediate_size": ("decoder_ffn_dim", "intermediate_size", "ffn_dim", "n_inner", "dff", "dim_ff"),
+    "num_heads": (
+        "decoder_attention_heads",
+        "num_decoder_attention_heads",
+        "num_attention_heads",
+        "n_head",
+        "attention_heads",
+        "num_heads",
+    ),
+    "num_kv_heads": ("num_key_value_heads",),
+    "rms_norm_eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"),
+    "vocab_size": ("vocab_size",),
+}
+"""Field of Hyperparams -> its spellings."""
+FIRST = {
+    "num_layers": 2, "max_position_embeddings": 56, "hidden_size": 96, "intermediate_size": 112, "num_heads": 4,
+    "num_kv_heads": 2, "vocab_size": 500, "head_dim": 20,
+}  # fmt: skip
+SECOND = FIRST | {"max_position_embeddings": 72, "hidden_size": 128, "intermediate_size": 144, "vocab_size": 520,
+                  "num_heads": 8, "num_kv_heads": 4, "head_dim": 28}  # fmt: skip
+KINDS = {bool: "bool", int: "i32", float: "f32", str: "str"}
+WORDS = {"vocab_size": "vocab", "hidden_size": "hidden", "intermediate_size": "ffn", "num_layers": "layers",
+         "max_position_embeddings": "positions", "num_heads": "heads", "num_kv_heads": "kv_heads"}  # fmt: skip
+IGNORED = {"bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "use_cache", "output_attentions"}
+
+
+class UnfitError(Exception):
+    """A class that cannot be described by a line; the message says why."""
+
+
+class _Probe:
+    """A class of transformers whose tiny models are looked at."""
+
+    def __init__(self, name: str) -> None:
+        self.library = quiet_transformers()
+        self.model_class = getattr(self.library, name)
+        self.config_class = self.model_class.config_class
+        own, plain = self.config_class(), self.library.PretrainedConfig()
+        self.names = dict(self.config_class.attribute_map)
+        self.fields = {key: value for key, value in own.to_dict().items() if key not in plain.to_dict()}
+        self.sizes = {field: key for field, spelled in FIELDS.items() if (key := self._spelled(spelled))}
+        self.tied = getattr(own, "tie_word_embeddings", None)
+
+    def _spelled(self, spelled: Sequence[str]) -> str:
+        for name in (str(self.names.get(name, name)) for name in spelled):
+            if name in self.fields or name == "vocab_size":
+                return name
+        return ""
+
+    def config(self, sizes: Mapping[str, int], **more: Any) -> Any:
+        values = {key: sizes[field] for field, key in self.sizes.items() if field in sizes}
+        if isinstance(self.fields.get("head_dim"), int):
+            values["head_dim"] = sizes["head_dim"]
+        values |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+        counts = ("per_tok", "topk", "group", "first_k", "layers", "window", "rotary", "token_id")
+        values |= {
+            key: value if sizes is FIRST or any(word in key for word in counts) else value * 2
+            for key, value in SMALL.items() if key in self.fields and key not in values
+        }  # fmt: skip
+        chosen = SIZES.get(self.model_class.__name__, {})
+        return self.config_class(**{**values, **chosen, **more})
+
+    def shapes(self, sizes: Mapping[str, int], **more: Any) -> Shapes:
+        """Names and shapes of a saved model."""
+        from safetensors import safe_open
+
+        untied = {"tie_word_embeddings": False} if self.tied is not None else {}
+        model = self.model_class(self.config(sizes, **{**untied, **more}))
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            found: Shapes = {}
+            for path in Path(folder).glob("*.safetensors"):
+                with safe_open(path, "pt") as file:
+                    found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        if not more:
+            self.embedding = self._name_of(model, model.get_input_embeddings(), found)
+            self.head = self._name_of(model, model.get_output_embeddings(), found)
+        return found
+
+    @staticmethod
+    def _name_of(model: Any, module: Any, found: Shapes) -> str:
+        name = next((name for name, one in model.named_modules() if one is module and module is not None), "")
+        return f"{name}.weight" if f"{name}.weight" in found else ""
+
+    def is_shared(self) -> bool:
+        """Whether classes of other networks have the same model type: encoders, encoder-decoders, wrappers."""
+        from transformers.models.auto import modeling_auto as auto
+
+        kind = self.config_class.model_type
+        tables = ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT")
+        return any(kind in getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES") for table in tables)
+
+    def switches(self) -> Iterator[str]:
+        """Switches of the config that may change the tensors."""
+        yield from (
+            name
+            for name, value in self.fields.items()
+            if isinstance(value, bool) and name not in IGNORED and "router_logits" not in name
+        )
+
+
+def template_of(name: str) -> str:
+    """`model.layers.3.mlp.experts.0.up.weight` -> `model.layers.{n}.mlp.experts.{e}.up.weight`."""
+    parts = name.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+    for i in numbers:
+        if "expert" in parts[i - 1]:
+            parts[i] = "{e}"
+        elif i == numbers[0]:
+            parts[i] = "{n}"
+    return ".".join(parts)
+
+
+def words_of(probe: _Probe, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Words of sizes and their values for a tiny model."""
+    config = probe.config(sizes).to_dict()
+    words = {WORDS[field]: config.get(key) for field, key in probe.sizes.items() if field in WORDS}
+    heads, hidden = words.get("heads"), words.get("hidden")
+    head_dim = config.get("head_dim") or (hidden // heads if heads and hidden else None)
+    if heads and head_dim:
+        words |= {"head_dim": head_dim, "q": heads * head_dim, "kv": (words.get("kv_heads") or heads) * head_dim}
+    words |= {name: value for name, value in config.items() if name in probe.fields and name not in words}
+    return {name: value for name, value in words.items() if type(value) is int and value > 0}
+
+
+def sizes_by_value(a: Mapping[str, int], b: Mapping[str, int]) -> Table:
+    """What a dimension comes to in the two networks -> the simplest size that gives both values."""
+    names = [name for name in dict.fromkeys((*USUAL, *a)) if name in a and name in b]
+    pairs = {name: (Fraction(a[name]), Fraction(b[name])) for name in names}
+    literals = [(str(n), (Fraction(n), Fraction(n))) for n in range(1, MAX_LITERAL + 1)]
+    table: Table = {}
+    for size, pair in chain(pairs.items(), _multiples(pairs), literals, _combined(pairs)):
+        if pair[0] != pair[1] or size.isdigit():
+            table.setdefault(pair, size)
+    return table
+
+
+def size_of(values: tuple[int, int], table: Table) -> str:
+    """The size that gives both values. Raises UnfitError without one."""
+    found = table.get((Fraction(values[0]), Fraction(values[1])))
+    if found is None:
+        raise UnfitError(f"no size of the config gives {values}")
+    return found
+
+
+Table = dict[tuple[Fraction, Fraction], str]
+Pairs = Mapping[str, tuple[Fraction, Fraction]]
+Sizes = Iterator[tuple[str, tuple[Fraction, Fraction]]]
+"""Sizes and what they come to in the two networks."""
+USUAL = ("hidden", "vocab", "ffn", "q", "kv", "head_dim", "heads", "kv_heads")
+
+
+def _multiples(pairs: Pairs) -> Sizes:
+    for name, (x, y) in pairs.items():
+        for k in (2, 3, 4, 5, 6, 8):
+            yield f"{k}*{name}", (k * x, k * y)
+            yield f"{name}/{k}", (x / k, y / k)
+        for k in (1, 2, 8):
+            yield f"{name}+{k}", (x + k, y + k)
+
+
+def _combined(pairs: Pairs) -> Sizes:
+    for (one, (x, y)), (two, (v, w)) in combinations(pairs.items(), 2):
+        yield f"{one}*{two}", (x * v, y * w)
+        yield f"{one}+{two}", (x + v, y + w)
+        yield f"{one}/{two}", (x / v, y / w)
+        for k in (2, 3):
+            yield f"{one}+{k}*{two}", (x + k * v, y + k * w)
+            yield f"{k}*{one}+{two}", (k * x + v, k * y + w)
+
+
+MAX_LITERAL = 4
+"""Largest dimension that may be written as a number: the width of a convolution, a single value."""
+UNKNOWN = "any_size"
+"""The word of a size that no config gives: it is not checked."""
+
+
+def line_of(name: str) -> PlainLine:
+    """The line of a class. Raises UnfitError."""
+    probe = _Probe(name)
+    shapes = probe.shapes(FIRST), probe.shapes(SECOND)
+    first, second = map(_by_template, shapes)
+    if first.keys() != second.keys():
+        raise UnfitError("the sizes change the names of the tensors")
+    words = words_of(probe, FIRST)
+    table = sizes_by_value(words, words_of(probe, SECOND))
+    tensors: dict[str, tuple[str, str]] = {
+        found: (",".join(size_of(pair, table) for pair in zip(shape, second[found], strict=True)), REQUIRED)
+        for found, shape in first.items()
+    }
+    counted: dict[str, set[int]] = {}
+    for tensor in shapes[0]:
+        counted.setdefault(template_of(tensor), set()).update(_layer(tensor))
+    depth = max((max(layers) + 1 for layers in counted.values() if layers), default=0)
+    for found, layers in counted.items():
+        if layers and layers != set(range(depth)):
+            tensors[found] = (tensors[found][0], OPTIONAL)
+    tensors |= _switched(probe, tensors, table)
+    if probe.tied is not None:
+        kept = {template_of(tensor) for tensor in probe.shapes(FIRST, tie_word_embeddings=True)}
+        tensors |= {
+            found: (tensors[found][0], HEAD) for found in tensors.keys() - kept if tensors[found][1] == REQUIRED
+        }
+    kinds = {key: KINDS[type(value)] for key, value in probe.fields.items() if type(value) in KINDS}
+    others = {key: "u32" for key in probe.fields if key not in kinds}
+    rest = {key: kind for key, kind in (kinds | others).items() if key not in {*probe.sizes.values(), *IGNORED}}
+    kind = str(probe.config_class.model_type)
+    shared = probe.is_shared()
+    return PlainLine(
+        id=f"{kind}_decoder" if shared else kind,
+        classes=[name],
+        model_type=kind,
+        shared=shared,
+        sizes=probe.sizes,
+        rope=rest.pop("rope_parameters", None) is not None,
+        config=rest,
+        tensors=tensors,
+        depth=_depth(depth, words),
+        embedding=probe.embedding,
+        head=probe.head,
+    )
+
+
+def _by_template(shapes: Shapes) -> Shapes:
+    """The shape that all tensors of a name have. Raises UnfitError if it is not the same in each layer."""
+    found: Shapes = {}
+    for tensor, shape in shapes.items():
+        if found.setdefault(template_of(tensor), shape) != shape:
+            raise UnfitError(f"{template_of(tensor)} has {found[template_of(tensor)]} and {shape}")
+    return found
+
+
+def _layer(name: str) -> set[int]:
+    numbers = [int(part) for before, part in zip(("", *name.split(".")), name.split("."), strict=False)
+               if part.isdigit() and "expert" not in before]  # fmt: skip
+    return {numbers[0]} if numbers else set()
+
+
+def _depth(layers: int, words: Mapping[str, int]) -> str:
+    if words.get("layers") == layers:
+        return "layers"
+    raise UnfitError(f"nothing counts {layers} layers")
+
+
+def _switched(probe: _Probe, tensors: Mapping[str, tuple[str, str]], table: Table) -> dict[str, tuple[str, str]]:
+    """The tensors that a switch of the config adds or takes away."""
+    changed: dict[str, tuple[str, str]] = {}
+    for switch in probe.switches():
+        value = not getattr(probe.config(FIRST), switch)
+        try:
+            first = probe.shapes(FIRST, **{switch: value})
+            added = {template_of(name) for name in first} - tensors.keys()
+            other = first, probe.shapes(SECOND, **{switch: value}) if added else first
+        except Exception:
+            continue  # the class refuses it, or has no such network
+        new = {template_of(name): (shape, other[1][name]) for name, shape in other[0].items()}
+        need = switch if value else f"!{switch}"
+        for name, pair in new.items():
+            if name not in tensors:
+                dims = ",".join(_size_if_any(one, table) for one in zip(*pair, strict=True))
+                changed[name] = (dims, OPTIONAL if name in changed else need)
+        for name in tensors.keys() - new.keys():
+            once = name not in changed and tensors[name][1] == REQUIRED
+            changed[name] = (tensors[name][0], need.removeprefix("!") if need[0] == "!" and once else
+                             f"!{need}" if once else OPTIONAL)  # fmt: skip
+    return changed
+
+
+def _size_if_any(values: tuple[int, int], table: Table) -> str:
+    try:
+        return size_of(values, table)
+    except UnfitError:
+        return UNKNOWN
+
+
+def main(names: Sequence[str]) -> int:
+    """Writes the lines; the exit code is 1 when a class has none."""
+    lines: dict[str, PlainLine] = {line["classes"][0]: line for line in map(json.loads, LINES.read_text().splitlines())}
+    failed = 0
+    for name in names or list(lines):
+        try:
+            lines[name] = line_of(name)
+        except Exception as failure:
+            failed = 1
+            print(f"{name}: {type(failure).__name__}: {str(failure).splitlines()[:1]}", file=sys.stderr)
+        LINES.write_text("".join(json.dumps(lines[name]) + "\n" for name in sorted(lines)))
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
