@@ -31,10 +31,10 @@ SELF = "self"
 """Value of --student-init for a student that starts as the teacher."""
 
 DEFAULTS: dict[str, dict[str, float]] = {
-    "pruned": {"lr": 6e-4, "kd_weight": 0.8, "temperature": 1.0},
-    "fresh": {"lr": 1e-3, "kd_weight": 0.8, "temperature": 1.0},
-    "pretrained": {"lr": 1e-4, "kd_weight": 0.8, "temperature": 1.0},
-    "quantized": {"lr": 3e-4, "kd_weight": 1.0, "temperature": 1.0},
+    "pruned": {"lr": 6e-4, "kd_weight": 0.8, "temperature": 1.0, "lr_final": 0.1, "weight_decay": 0.01},
+    "fresh": {"lr": 1e-3, "kd_weight": 0.8, "temperature": 1.0, "lr_final": 0.1, "weight_decay": 0.01},
+    "pretrained": {"lr": 1e-4, "kd_weight": 0.8, "temperature": 1.0, "lr_final": 0.1, "weight_decay": 0.01},
+    "quantized": {"lr": 3e-4, "kd_weight": 1.0, "temperature": 1.0, "lr_final": 0.0, "weight_decay": 0.0},
 }
 """Defaults by kind of student (`student_kind`); docs/training.md has the same table."""
 
@@ -165,14 +165,20 @@ class Config:
         high=10,
         shown=", ".join(f"{kind} student {values['lr']:g}" for kind, values in DEFAULTS.items()),
     )
-    lr_final: float = _what(0.1, "Final learning rate, as a fraction of --lr.", low=0, high=1)
+    lr_final: float = _what(
+        _USUAL["lr_final"], "Final learning rate, as a fraction of --lr.", low=0, high=1,
+        shown=f"{_USUAL['lr_final']:g}, quantized student 0",
+    )  # fmt: skip
     warmup_steps: int | None = _what(
         None, "Linear warmup steps (default: 2 % of --total-steps, at least 100, but at most 10 %).", low=0
     )
     beta1: float = _what(0.9, "AdamW beta1.", low=0, high=0.999999)
     beta2: float = _what(0.95, "AdamW beta2.", low=0, high=0.999999)
     eps: float = _what(1e-8, "AdamW epsilon.", low=1e-20, high=1)
-    weight_decay: float = _what(0.01, "AdamW weight decay of matrices.", low=0, high=10)
+    weight_decay: float = _what(
+        _USUAL["weight_decay"], "AdamW weight decay of matrices.", low=0, high=10,
+        shown=f"{_USUAL['weight_decay']:g}, quantized student 0",
+    )  # fmt: skip
     clip: float = _what(1.0, "Gradient clipping norm; 0: off.", low=0)
 
     steps: int | None = option(None, "Train up to this step, counted from the start of training.", low=1)
