@@ -24,6 +24,7 @@ from aprfmt.schema import OptionRow, option
 from aprfmt.schema import rows as option_rows
 from aprfmt.types import Json, JsonObject, PathLike
 from aprtrain.lora_spec import parse_lora
+from aprtrain.loss_names import MIXTURES, unknown_loss
 
 ENV_PREFIX = "APR_DISTILL_"
 _DISTILL, _PRETRAIN = ("distill",), ("pretrain",)
@@ -133,10 +134,11 @@ class Config:
     temperature: float = _kd(_USUAL["temperature"], "Softmax temperature of the distillation loss.", low=0.05, high=100)
     loss: str = _kd(
         "forward",
-        "Distillation loss: forward KL, reverse KL or Jensen-Shannon divergence.",
-        choices=("forward", "reverse", "jsd"),
+        "Distillation loss: forward, reverse or skewed KL, Jensen-Shannon divergence, total variation, or an installed "
+        "one (entry points aprtrain.losses).",
+        metavar="forward|reverse|skew|jsd|tv|NAME",
     )
-    beta: float = _kd(0.5, "Interpolation weight of --loss jsd.", low=0.001, high=0.999)
+    beta: float = _kd(0.5, "The teacher's share of the mixture of --loss jsd and skew.", low=0.001, high=0.999)
     on_policy: float = _kd(
         0.0,
         "Share of the steps that learn from the student's own continuations of --prompts, scored by the teacher.",
@@ -594,7 +596,9 @@ def _check_together(config: Config, command: str) -> None:
         (c.qat is not None and c.lora is not None, "--qat and --lora are mutually exclusive",
             "merge the adapter first, then train the merged model into the preset"),
         (c.qat is not None and c.shard != "states", "--qat does not support --shard weights", "leave out --shard"),
-        (c.beta != Config.beta and c.loss != "jsd", "--beta needs --loss jsd", "add it, or leave out --beta"),
+        (unknown_loss(c.loss) is not None, f"--loss: {unknown_loss(c.loss)}", None),
+        (c.beta != Config.beta and c.loss not in MIXTURES, "--beta needs --loss jsd or skew",
+            "add one of them, or leave out --beta"),
         ((c.like is None) != (c.shape is None), "--like and --shape must be given together",
             "--like takes a model for its tokenizer, --shape the config.json to train"),
         (c.smoke is not None and c.resumes, "--smoke cannot be combined with --resume: it starts from step 0",
