@@ -21,12 +21,12 @@ from torch.nn import functional
 from train_head import Head, Problem, cosine, expected, gap, problem
 
 from aprtrain.loss.head import Launch, Widths, distill_head, head_bytes, kd_rows, logit_weight
-from aprtrain.loss.objective import Kind, Objective
+from aprtrain.loss.objective import Objective
 
 N = 32_768
 N_REAL, STUDENT_ROWS, STUDENT_WIDTH = 151_665, 151_936, 896
 PAIRS = {"7B -> 0.5B": (3584, 152_064), "1.5B -> 0.5B": (1536, 151_936)}
-KINDS: list[Kind] = ["forward", "reverse", "jsd"]
+KINDS: list[str] = ["forward", "reverse", "jsd"]
 GIB = 2**30
 Work = Callable[[], object]
 

@@ -24,6 +24,7 @@ from aprfmt.schema import OptionRow, option
 from aprfmt.schema import rows as option_rows
 from aprfmt.types import Json, JsonObject, PathLike
 from aprtrain.lora_spec import parse_lora
+from aprtrain.loss_names import MIXTURES, unknown_loss
 
 ENV_PREFIX = "APR_DISTILL_"
 _DISTILL, _PRETRAIN = ("distill",), ("pretrain",)
@@ -31,10 +32,10 @@ SELF = "self"
 """Value of --student-init for a student that starts as the teacher."""
 
 DEFAULTS: dict[str, dict[str, float]] = {
-    "pruned": {"lr": 6e-4, "kd_weight": 0.8, "temperature": 1.0},
-    "fresh": {"lr": 1e-3, "kd_weight": 0.8, "temperature": 1.0},
-    "pretrained": {"lr": 1e-4, "kd_weight": 0.8, "temperature": 1.0},
-    "quantized": {"lr": 3e-4, "kd_weight": 1.0, "temperature": 1.0},
+    "pruned": {"lr": 6e-4, "kd_weight": 0.8, "temperature": 1.0, "lr_final": 0.1, "weight_decay": 0.01},
+    "fresh": {"lr": 1e-3, "kd_weight": 0.8, "temperature": 1.0, "lr_final": 0.1, "weight_decay": 0.01},
+    "pretrained": {"lr": 1e-4, "kd_weight": 0.8, "temperature": 1.0, "lr_final": 0.1, "weight_decay": 0.01},
+    "quantized": {"lr": 3e-4, "kd_weight": 1.0, "temperature": 1.0, "lr_final": 0.0, "weight_decay": 0.0},
 }
 """Defaults by kind of student (`student_kind`); docs/training.md has the same table."""
 
@@ -133,10 +134,11 @@ class Config:
     temperature: float = _kd(_USUAL["temperature"], "Softmax temperature of the distillation loss.", low=0.05, high=100)
     loss: str = _kd(
         "forward",
-        "Distillation loss: forward KL, reverse KL or Jensen-Shannon divergence.",
-        choices=("forward", "reverse", "jsd"),
+        "Distillation loss: forward, reverse or skewed KL, Jensen-Shannon divergence, total variation, or an installed "
+        "one (entry points aprtrain.losses).",
+        metavar="forward|reverse|skew|jsd|tv|NAME",
     )
-    beta: float = _kd(0.5, "Interpolation weight of --loss jsd.", low=0.001, high=0.999)
+    beta: float = _kd(0.5, "The teacher's share of the mixture of --loss jsd and skew.", low=0.001, high=0.999)
     on_policy: float = _kd(
         0.0,
         "Share of the steps that learn from the student's own continuations of --prompts, scored by the teacher.",
@@ -165,14 +167,20 @@ class Config:
         high=10,
         shown=", ".join(f"{kind} student {values['lr']:g}" for kind, values in DEFAULTS.items()),
     )
-    lr_final: float = _what(0.1, "Final learning rate, as a fraction of --lr.", low=0, high=1)
+    lr_final: float = _what(
+        _USUAL["lr_final"], "Final learning rate, as a fraction of --lr.", low=0, high=1,
+        shown=f"{_USUAL['lr_final']:g}, quantized student 0",
+    )  # fmt: skip
     warmup_steps: int | None = _what(
         None, "Linear warmup steps (default: 2 % of --total-steps, at least 100, but at most 10 %).", low=0
     )
     beta1: float = _what(0.9, "AdamW beta1.", low=0, high=0.999999)
     beta2: float = _what(0.95, "AdamW beta2.", low=0, high=0.999999)
     eps: float = _what(1e-8, "AdamW epsilon.", low=1e-20, high=1)
-    weight_decay: float = _what(0.01, "AdamW weight decay of matrices.", low=0, high=10)
+    weight_decay: float = _what(
+        _USUAL["weight_decay"], "AdamW weight decay of matrices.", low=0, high=10,
+        shown=f"{_USUAL['weight_decay']:g}, quantized student 0",
+    )  # fmt: skip
     clip: float = _what(1.0, "Gradient clipping norm; 0: off.", low=0)
 
     steps: int | None = option(None, "Train up to this step, counted from the start of training.", low=1)
@@ -588,7 +596,9 @@ def _check_together(config: Config, command: str) -> None:
         (c.qat is not None and c.lora is not None, "--qat and --lora are mutually exclusive",
             "merge the adapter first, then train the merged model into the preset"),
         (c.qat is not None and c.shard != "states", "--qat does not support --shard weights", "leave out --shard"),
-        (c.beta != Config.beta and c.loss != "jsd", "--beta needs --loss jsd", "add it, or leave out --beta"),
+        (unknown_loss(c.loss) is not None, f"--loss: {unknown_loss(c.loss)}", None),
+        (c.beta != Config.beta and c.loss not in MIXTURES, "--beta needs --loss jsd or skew",
+            "add one of them, or leave out --beta"),
         ((c.like is None) != (c.shape is None), "--like and --shape must be given together",
             "--like takes a model for its tokenizer, --shape the config.json to train"),
         (c.smoke is not None and c.resumes, "--smoke cannot be combined with --resume: it starts from step 0",

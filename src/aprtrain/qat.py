@@ -2,9 +2,13 @@
 
 The float32 master weights are not rounded; the gradient of a rounded weight is applied to its master weight
 (straight-through estimator; Bengio et al. 2013, arXiv:1308.3432). The preset decides the type of each tensor, as in
-`apr quantize`. Scales follow the codec's own rule: at every step for codecs that run on the device
-(`kernels.encode`); for the others, mainly K-quants, whose search only libggml has, every `--qat-every` steps and
-before each evaluation and checkpoint. In between, codes are computed with the last scales.
+`apr quantize`. How scales are found:
+
+* Q4_0: the codes of a block are those nearest on a step that the initial weights fix, and the scale decodes them with
+  the least squared error. If the largest value decided, as in the codec, each of its updates would shift all codes.
+* Q8_0, NVFP4, MXFP4: at every step, by the codec's own rule (`kernels.encode`).
+* The others, mainly K-quants, whose search only libggml has: every `--qat-every` steps and before each evaluation and
+  checkpoint. In between, codes are computed with the last scales.
 
 Checkpoints contain the blocks themselves, so an export changes nothing.
 """
@@ -39,6 +43,9 @@ from aprtrain.optim.adamw import BufferSlice
 
 UNIFORM = ("nvfp4", "mxfp4")
 """Types without a preset of their own: every matrix gets this type, as with `apr quantize --pure`."""
+
+STEPPED = "Q4_0"
+"""The type whose blocks keep the steps of the initial weights."""
 
 SEARCHED = ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 """Types that only the host's codec encodes."""
@@ -109,9 +116,10 @@ def summarize(network: NetworkSource, preset: str, types: Mapping[str, str]) -> 
 
 
 def grid_bytes(network: NetworkSource, types: Mapping[str, str]) -> int:
-    """Bytes of the scales that are kept between searches."""
+    """Bytes of the scales and steps that are kept."""
     sizes = {hf: prod(size) for hf, (_, _, size) in hf_names(network.shape).items()}
-    return sum(8 * sizes[hf] // _GROUPS[dtype] for hf, dtype in types.items() if dtype in SEARCHED)
+    each = {STEPPED: 4 / 32, **{dtype: 8 / _GROUPS[dtype] for dtype in SEARCHED}}
+    return sum(int(each.get(dtype, 0) * sizes[hf]) for hf, dtype in types.items())
 
 
 # --- scales that are kept ---
@@ -190,7 +198,9 @@ class Quantizer:
     types: Mapping[str, str]
     every: int
     _stretches: list[Stretch] = field(default_factory=list)
+    _starts: dict[str, int] = field(default_factory=dict)
     _grids: dict[int, ScaleGrid] = field(default_factory=dict)
+    _steps: dict[Stretch, Tensor] = field(default_factory=dict)
     _age: int = 0
     _searches: bool = True
 
@@ -210,6 +220,7 @@ class Quantizer:
         for hf, (parameter, first, size) in hf_names(self.network.shape).items():
             if hf in self.types:
                 start = slices[parameter].start + first * (size[-1] if len(size) > 1 else 1)
+                self._starts[hf] = start
                 places.append(Stretch(start, start + prod(size), self.types[hf]))
         self._stretches = []
         for place in sorted(places, key=lambda place: place.start):
@@ -218,6 +229,19 @@ class Quantizer:
                 self._stretches[-1] = Stretch(last.start, place.stop, last.dtype)
             else:
                 self._stretches.append(place)
+
+    def fix_steps(self, flat_P: Tensor) -> None:
+        """Receives all weights, float32, in the layout of the flat buffers; those of the first call decide."""
+        if not self._steps:
+            some = [stretch for stretch in self._stretches if stretch.dtype == STEPPED]
+            self._steps = {stretch: kernels.fit_steps(flat_P[stretch.start : stretch.stop]) for stretch in some}
+
+    def _steps_of(self, start: int, stop: int) -> Tensor | None:
+        """The steps of a range of the flat buffers; None if its type has none."""
+        for stretch, steps_B1 in self._steps.items():
+            if stretch.start <= start < stretch.stop:
+                return steps_B1[(start - stretch.start) // 32 : (stop - stretch.start) // 32]
+        return None
 
     def begin(self, *, searches: bool = False) -> None:
         """Called before all weights are rounded again; `searches` forces a search for the best scales."""
@@ -232,7 +256,7 @@ class Quantizer:
                 continue
             values_P, out_P = (whole[first - start : last - start] for whole in (master_P, compute_P))
             if stretch.dtype in kernels.ENCODED:
-                kernels.round_trip(stretch.dtype, values_P, out_P)
+                kernels.round_trip(stretch.dtype, values_P, out_P, self._steps_of(first, last))
             elif self._searches:
                 stored = encode_on_host(stretch.dtype, values_P)
                 self._grids[first] = grid_of(stretch.dtype, stored, values_P.device)
@@ -244,7 +268,8 @@ class Quantizer:
         """The blocks of a tensor, uint8, on its device or in main memory. Raises RefusedError for NaN and infinity."""
         dtype, values_P = self.types[hf], values.reshape(-1)
         if dtype in kernels.ENCODED:
-            return kernels.encode(dtype, values_P)
+            start = self._starts[hf]
+            return kernels.encode(dtype, values_P, self._steps_of(start, start + values_P.numel()))
         return torch.from_numpy(encode_on_host(dtype, values_P))
 
     def describe(self) -> str:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired, TextIO, TypedDict, cast
+from typing import Any, NotRequired, TextIO, TypedDict
 
 import torch
 
@@ -40,7 +40,7 @@ from aprtrain.data.batches import Batches, batch_of, shares_of
 from aprtrain.evaluate import evaluate
 from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Trainer
-from aprtrain.loss.objective import Kind, Objective
+from aprtrain.loss.objective import Objective
 from aprtrain.memory import MemoryRow, memory_plan, total
 from aprtrain.models import (
     Origin,
@@ -214,7 +214,7 @@ def _train(
     planned = partial(memory_plan, config, pair, world.device, processes=world.size, tried=on_gpu)
     plan, student, optimizer, quantizer, teacher = _load(config, pair, world, held_out, planned, memory)
 
-    kind, saver = cast(Kind, config.loss), None
+    saver: Saver | None = None
     if config.smoke is None and world.is_first:
         saver = Saver(folder, pair.identity, config.keep, recorder.log, recorder.record)
         saver.also_keep = partial(batches.ends_epochs, each=config.save_epochs)
@@ -239,7 +239,7 @@ def _train(
         teacher=teacher,
         vocabulary=pair.vocabulary,
         batches=batches,
-        objective=Objective(config.kd_weight if learns else 0.0, config.temperature, kind, config.beta),
+        objective=Objective(config.kd_weight if learns else 0.0, config.temperature, config.loss, config.beta),
         evaluate=evaluate_student,
         saver=saver,
         recorder=recorder,

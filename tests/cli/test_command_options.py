@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -38,6 +39,14 @@ def test_a_command_and_its_function_have_the_options_of_one_schema(name: str) ->
     for key, row in command.options.items():
         assert parameters[key].default == row.default
         assert row.help in " ".join((inspect.getdoc(function) or "").split())
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_annotations_of_a_command_are_evaluated_in_its_own_module(name: str) -> None:
+    """typer evaluates them; `make_dataclass` of Python 3.12 would move the command to another module."""
+    command, _ = PAIRS[name]
+    assert inspect.signature(command, eval_str=True).parameters.keys() >= command.options.keys()
+    assert vars(sys.modules[command.__module__])[command.__name__] is command
 
 
 def test_a_command_passes_on_what_is_set_alone() -> None:

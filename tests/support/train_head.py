@@ -82,8 +82,12 @@ def _divergence(objective: Objective, s: Tensor, t: Tensor) -> Tensor:
         r = s[:, :n].softmax(1)
         inside = (r * (s[:, :n].log_softmax(1) - t.log_softmax(1))).sum(1)
         return inside - p[:, :n].sum(1).log()
+    if objective.kind == "tv":
+        return (p - q).abs().sum(1) / 2
     m = objective.beta * q + (1 - objective.beta) * p
     teacher: Tensor = torch.special.xlogy(q, q) - torch.special.xlogy(q, m)
+    if objective.kind == "skew":
+        return teacher.sum(1)
     student: Tensor = torch.special.xlogy(p, p) - torch.special.xlogy(p, m)
     return (objective.beta * teacher + (1 - objective.beta) * student).sum(1)
 

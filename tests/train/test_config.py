@@ -165,8 +165,9 @@ def test_a_bad_file_is_a_usage_error(tmp_path: Path, text: str) -> None:
         ({"steps": None}, "--steps or --epochs"),
         ({"kd_weight": 1.5}, "kd_weight"),
         ({"temperature": 0.0}, "temperature"),
-        ({"loss": "kl"}, "forward, reverse, jsd"),
-        ({"beta": 0.3}, "--loss jsd"),
+        ({"loss": "kl"}, "unknown loss 'kl': use forward, reverse, skew, jsd, tv"),
+        ({"beta": 0.3}, "--loss jsd or skew"),
+        ({"beta": 0.3, "loss": "tv"}, "--loss jsd or skew"),
         ({"lr": 0.0}, "lr"),
         ({"lr": float("nan")}, "lr"),
         ({"clip": float("inf")}, "clip must be a number"),
@@ -259,7 +260,7 @@ def test_defaults_are_those_of_the_kind_of_student(how: dict[str, Any], kind: st
     assert {name: usual[name] for name in DEFAULTS[kind]} == DEFAULTS[kind]
     text = (Path(__file__).parents[2] / "docs/training.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith(f"| {kind}"))
-    assert [float(cell) for cell in row.split("|")[3:6]] == [*DEFAULTS[kind].values()]
+    assert [float(cell) for cell in row.split("|")[3:8]] == [*DEFAULTS[kind].values()]
 
 
 def test_pretraining_from_scratch_is_that_of_a_fresh_student() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,18 @@ from aprfmt.errors import AprError, RefusedError, UnsupportedError, UsageError
 from aprtrain import qat
 from aprtrain.budget import plan
 from aprtrain.config import build
+from aprtrain.kernels.encode import encode, fit_steps
 from aprtrain.models import new_student
 from aprtrain.network.decoder import Decoder, hf_names, hf_parts
 from aprtrain.network.weights import fill, open_network
 from aprtrain.optim import adamw
 from aprtrain.optim.adamw import FlatAdamW, Settings
-from aprtrain.qat import SEARCHED, Quantizer, encode_on_host, grid_of, types_of
+from aprtrain.qat import SEARCHED, Quantizer, encode_on_host, grid_bytes, grid_of, types_of
 from aprtrain.run import run
 from aprtrain.world import World
 
 Distil = Callable[..., dict[str, Any]]
+EMBEDDING = "model.embed_tokens.weight"
 SELF = {"student_init": "self", "kd_weight": 1.0, "lr": 1e-3, "save_every": 0}
 
 
@@ -120,14 +123,18 @@ def test_the_exported_file_is_what_the_last_evaluation_scored(
     assert summary["first"]["kl"] > 0
     assert scores.kl == pytest.approx(summary["last"]["kl"], rel=1e-4)
     assert dtypes(folder / "model.apr") == dtypes(folder / "ckpt-step-000005.apr")
-    # Master weights are floats: the blocks are what the codec makes of them.
+    # Master weights are floats: the blocks are what the codec makes of them, for Q4_0 on the steps of the first ones.
     state, _ = load_state(folder / "ckpt-step-000005.state")
     stored = weights(folder / "model.apr")
     with open_network(teacher_file) as network:
         types = types_of(network, preset)
         for parameter in dict.fromkeys(name for name, _, _ in hf_names(network.shape).values()):
             for hf, part in hf_parts(network.shape, parameter, state[f"master.{parameter}"]):
-                if hf in types:
+                if types.get(hf) == "Q4_0":
+                    fill(network, hf, first := torch.empty_like(part))
+                    steps = fit_steps(first.reshape(-1))
+                    assert encode("Q4_0", part.reshape(-1), steps).numpy().tobytes() == stored[hf], hf
+                elif hf in types:
                     assert ggml.encode(types[hf], part.reshape(-1).numpy()).tobytes() == stored[hf], hf
     # Quantizing once more changes nothing.
     again = tmp_path / "again.gguf"
@@ -137,21 +144,29 @@ def test_the_exported_file_is_what_the_last_evaluation_scored(
 
 def test_floats_of_a_trained_model_quantize_to_its_blocks(distil: Distil, tmp_path: Path) -> None:
     distil(qat="q4_0", steps=3, **SELF)
-    model, floats, again = tmp_path / "run/model.apr", tmp_path / "f32.apr", tmp_path / "again.apr"
-    aprfmt.convert_model(model, floats, dtype="f32")
-    aprfmt.convert_model(floats, again, dtype="q4_0")
-    found, wanted = weights(again), weights(model)
-    assert {name: found[name] == wanted[name] for name in dtypes(model)} == dict.fromkeys(dtypes(model), True)
+    model, floats, again = tmp_path / "run/model.apr", tmp_path / "bf16.apr", tmp_path / "again.apr"
+    aprfmt.convert_model(model, floats, dtype="bf16")
+    aprfmt.convert_model(floats, again, dtype="q4_0")  # which finds the lattice
+    back = tmp_path / "back.apr"
+    aprfmt.convert_model(again, back, dtype="bf16")
+    found, wanted = (
+        {name: [value & (0xFFFF if value != 1 << 15 else 0) for value in np.frombuffer(data, "u2").tolist()]  # -0 is 0
+         for name, data in weights(path).items()}
+        for path in (back, floats)
+    )  # fmt: skip
+    lattices = [name for name, dtype in dtypes(model).items() if dtype == "Q4_0"]
+    assert {name: found[name] == wanted[name] for name in lattices} == dict.fromkeys(lattices, True)
 
 
-def test_a_run_goes_on_where_it_was_stopped(distil: Distil, tmp_path: Path) -> None:
-    how = {"qat": "q4_k_m", "qat_every": 4, "total_steps": 9, **SELF, "save_every": 3}
+@pytest.mark.parametrize(("preset", "other"), [("q4_k_m", "q4_0"), ("q4_0", "q8_0")])
+def test_a_run_goes_on_where_it_was_stopped(distil: Distil, tmp_path: Path, preset: str, other: str) -> None:
+    how = {"qat": preset, "qat_every": 4, "total_steps": 9, **SELF, "save_every": 3}
     distil("whole", steps=6, **how)
     distil("parts", steps=3, **how)
     distil("parts", steps=6, resume=True, **how)
     assert weights(tmp_path / "parts/model.apr") == weights(tmp_path / "whole/model.apr")
-    with pytest.raises(RefusedError, match="qat was 'q4_k_m'"):
-        distil("parts", steps=7, resume=True, **{**how, "qat": "q4_0"})
+    with pytest.raises(RefusedError, match=f"qat was '{preset}'"):
+        distil("parts", steps=7, resume=True, **{**how, "qat": other})
 
 
 def test_pretraining_takes_it_too(teacher_file: Path, corpus_file: Path, tmp_path: Path) -> None:
@@ -173,6 +188,8 @@ def test_the_plan_counts_it(teacher_file: Path, corpus_file: Path) -> None:
     memory = {row["name"]: row["bytes"] for row in with_it["memory"]}
     assert memory["student: compute copy"] == 4 * with_it["student"]["parameters"]
     assert memory["student: scales of blocks"] > 0
+    with open_network(teacher_file) as network:
+        assert grid_bytes(network, {EMBEDDING: "Q4_0"}) == prod(hf_names(network.shape)[EMBEDDING][2]) // 8
 
 
 # --- in several processes ---

@@ -6,7 +6,7 @@ typer reads the signature of a callable. A dataclass is a callable whose fields 
 # No `from __future__ import annotations` here: as strings, the types of fields could not be resolved from the module
 # of a subclass.
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -104,9 +104,11 @@ def with_options(options: Mapping[str, OptionRow]) -> Callable[[type[_C]], type[
     def decorate(command: type[_C]) -> type[_C]:
         names = {f.name for f in fields(command)}
         found = [parameter(row) for name, row in options.items() if name not in names]
-        namespace = {"__doc__": command.__doc__, "__module__": command.__module__, "options": options}
-        return make_dataclass(
-            command.__name__, found, bases=(command,), namespace=namespace, kw_only=True, eq=False, repr=False
-        )
+        # From Python 3.12 on `make_dataclass` would set __module__ to this one, which lacks the names of annotations.
+        namespace = {
+            "__doc__": command.__doc__, "__module__": command.__module__, "options": options,
+            "__annotations__": {name: kind for name, kind, _ in found}, **{name: unset for name, _, unset in found},
+        }  # fmt: skip
+        return dataclass(kw_only=True, eq=False, repr=False)(type(command.__name__, (command,), namespace))
 
     return decorate

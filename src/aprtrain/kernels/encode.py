@@ -4,12 +4,15 @@
 values that those bytes decode to. On CUDA each type has a Triton kernel; elsewhere torch does the same arithmetic.
 Each operation is rounded to float32: a fused multiply-add would give other codes.
 
+Given the step of each block, which `fit_steps` finds, Q4_0 takes the codes nearest on these steps and the scale that
+decodes them with the least squared error. So codes do not change because another value of their block did.
+
 Shape suffixes: P values in order, B blocks (or groups with a scale each), E values of one, C bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -32,6 +35,10 @@ _E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 """Twice the values of E2M1 floats."""
 
 
+_LEVELS = tuple(8 + 0.15 * i for i in range(-10, 11))
+"""Codes at which `fit_steps` tries the value farthest from zero."""
+
+
 class EncodedBlocks(NamedTuple):
     """Encoded blocks of one type.
 
@@ -46,18 +53,20 @@ class EncodedBlocks(NamedTuple):
     values_BE: Tensor
 
 
-def encode(dtype: str, values_P: Tensor) -> Tensor:
-    """Encodes finite float32 values as blocks of `dtype` (one of ENCODED): uint8 on the same device."""
-    row = _check(dtype, values_P)
+def encode(dtype: str, values_P: Tensor, steps_B1: Tensor | None = None) -> Tensor:
+    """Encodes finite float32 values as blocks of `dtype` (one of ENCODED): uint8 on the same device.
+
+    `steps_B1`: see `fit_steps`; for Q4_0 only.
+    """
+    row = _check(dtype, values_P, steps_B1)
     out = values_P.new_empty(values_P.numel() // row.block * row.block_bytes, dtype=torch.uint8)
     if uses_triton(values_P.device):
         from aprtrain.kernels.encode_triton import launch
 
-        launch(dtype, values_P, out, GROUPS[dtype])
+        launch(dtype, values_P, out, GROUPS[dtype], steps_B1)
         return out
     done = 0
-    for piece_P in torch.split(values_P, _PIECE):
-        found = _ENCODERS[dtype](piece_P.view(-1, GROUPS[dtype]))
+    for piece_P, found in _encoded(dtype, values_P, steps_B1):
         # NVFP4 has four scales before the codes of its four groups.
         parts = [part_BC.reshape(piece_P.numel() // row.block, -1) for part_BC in found[:2]]
         stored = torch.cat(parts, 1).view(-1)
@@ -66,19 +75,38 @@ def encode(dtype: str, values_P: Tensor) -> Tensor:
     return out
 
 
-def round_trip(dtype: str, values_P: Tensor, out_P: Tensor) -> None:
-    """Fills `out_P`, float32 or bfloat16, with the values decoded from `encode(values_P)`; never waits for a GPU."""
-    _check(dtype, values_P)
+def round_trip(dtype: str, values_P: Tensor, out_P: Tensor, steps_B1: Tensor | None = None) -> None:
+    """Fills `out_P`, float32 or bfloat16, with the values decoded from `encode`; never waits for a GPU."""
+    _check(dtype, values_P, steps_B1)
     if out_P.shape != values_P.shape or not out_P.is_contiguous():
         raise UsageError(f"{list(values_P.shape)} values need a contiguous target, not {list(out_P.shape)}")
     if uses_triton(values_P.device):
         from aprtrain.kernels.encode_triton import launch
 
-        launch(dtype, values_P, out_P, GROUPS[dtype])
+        launch(dtype, values_P, out_P, GROUPS[dtype], steps_B1)
         return
-    for piece_P, target_P in zip(torch.split(values_P, _PIECE), torch.split(out_P, _PIECE), strict=True):
-        found = _ENCODERS[dtype](piece_P.view(-1, GROUPS[dtype]))
+    for (_, found), target_P in zip(_encoded(dtype, values_P, steps_B1), torch.split(out_P, _PIECE), strict=True):
         target_P.copy_(found.values_BE.view(-1))
+
+
+def fit_steps(values_P: Tensor) -> Tensor:
+    """The step of each Q4_0 block, float32 [B, 1]: of those that bring its largest value to code -6.5 ... -9.5, the
+    one whose nearest codes have the least squared error. 0 for blocks of zeros or of values too small for a step.
+    """
+    _check("Q4_0", values_P, None)
+    return torch.cat([_fit_steps(piece_P.view(-1, GROUPS["Q4_0"])) for piece_P in torch.split(values_P, _PIECE)])
+
+
+def _encoded(dtype: str, values_P: Tensor, steps_B1: Tensor | None) -> Iterator[tuple[Tensor, EncodedBlocks]]:
+    """Each piece of the values, and its blocks."""
+    group = GROUPS[dtype]
+    for start in range(0, values_P.numel(), _PIECE):
+        piece_P = values_P[start : start + _PIECE]
+        x_BE = piece_P.view(-1, group)
+        if steps_B1 is None:
+            yield piece_P, _ENCODERS[dtype](x_BE)
+        else:
+            yield piece_P, _q4_0_on(x_BE, steps_B1[start // group :][: len(x_BE)])
 
 
 def uses_triton(device: torch.device) -> bool:
@@ -88,8 +116,10 @@ def uses_triton(device: torch.device) -> bool:
     return fused
 
 
-def _check(dtype: str, values_P: Tensor) -> Dtype:
+def _check(dtype: str, values_P: Tensor, steps_B1: Tensor | None) -> Dtype:
     row = DTYPES[dtype]
+    if steps_B1 is not None and (dtype != "Q4_0" or 32 * steps_B1.numel() != values_P.numel()):
+        raise UsageError(f"{steps_B1.numel()} steps do not belong to {values_P.numel()} values of {dtype}")
     if values_P.dtype != torch.float32 or values_P.ndim != 1 or not values_P.is_contiguous():
         raise UsageError(f"{dtype} is made of contiguous float32 values, not of {values_P.dtype}")
     if values_P.numel() % row.block:
@@ -124,6 +154,31 @@ def _q4_0(x_BE: Tensor) -> EncodedBlocks:
     codes_BE = codes_BE.where(codes_BE.isfinite(), 0).trunc_().clamp_(max=15)
     half_B1 = d_B1.half()
     return EncodedBlocks(_bytes_of(half_B1), _nibbles(codes_BE), (codes_BE - 8) * half_B1.float())
+
+
+def _q4_0_on(x_BE: Tensor, step_B1: Tensor) -> EncodedBlocks:
+    """Codes nearest on the given steps, halves upward; d by least squares."""
+    codes_BE, d_B1 = _on_steps(x_BE, step_B1)
+    half_B1 = d_B1.half()
+    return EncodedBlocks(_bytes_of(half_B1), _nibbles(codes_BE + 8), codes_BE * half_B1.float())
+
+
+def _on_steps(x_BE: Tensor, step_B1: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes -8 ... 7 and the scale with which they are nearest to the values; 0 if all codes are 0."""
+    codes_BE = (x_BE * _inverse(step_B1)).add_(0.5).floor_().clamp_(-8, 7)
+    square_B1 = codes_BE.square().sum(1, keepdim=True)
+    return codes_BE, (x_BE * codes_BE).sum(1, keepdim=True) / square_B1.clamp(min=1)
+
+
+def _fit_steps(x_BE: Tensor) -> Tensor:
+    farthest_B1 = x_BE.gather(1, x_BE.abs().argmax(1, keepdim=True))
+    best_B1, step_B1 = torch.full_like(farthest_B1, -1), torch.zeros_like(farthest_B1)
+    for level in _LEVELS:
+        codes_BE, d_B1 = _on_steps(x_BE, farthest_B1 / -level)
+        explained_B1 = d_B1 * (x_BE * codes_BE).sum(1, keepdim=True)  # what the error of zeros exceeds this one by
+        better_B1 = explained_B1 > best_B1
+        best_B1, step_B1 = torch.where(better_B1, explained_B1, best_B1), torch.where(better_B1, d_B1, step_B1)
+    return step_B1.where((1 / step_B1).isfinite(), 0)
 
 
 def _q8_0(x_BE: Tensor) -> EncodedBlocks:

@@ -62,15 +62,27 @@ def _sixteenths(x, inverse):
 
 
 @triton.jit
-def _q4_0(values_ptr, out_ptr, n_rows, BYTES: tl.constexpr, ROWS: tl.constexpr):
+def _on_step(x, inverse):
+    return tl.minimum(tl.maximum(tl.floor(x * inverse[:, None] + 0.5), -8.0), 7.0)
+
+
+@triton.jit
+def _q4_0(values_ptr, steps_ptr, out_ptr, n_rows, STEPS: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < n_rows
     low, high = _halves(values_ptr, row, live, 16)
-    most_low, first_low = _first_farthest(low, 16)
-    most_high, first_high = _first_farthest(high, 16)
-    d = tl.div_rn(tl.where(most_low >= most_high, first_low, first_high), -8.0 + most_low * 0)
-    inverse = _inverse(d)
-    low, high = _sixteenths(low, inverse), _sixteenths(high, inverse)
+    if STEPS:
+        inverse = _inverse(tl.load(steps_ptr + row, mask=live, other=0.0))
+        low_code, high_code = _on_step(low, inverse), _on_step(high, inverse)
+        square = tl.sum(low_code * low_code, axis=1) + tl.sum(high_code * high_code, axis=1)
+        d = tl.div_rn(tl.sum(low * low_code, axis=1) + tl.sum(high * high_code, axis=1), tl.maximum(square, 1.0))
+        low, high = low_code.to(tl.int32) + 8, high_code.to(tl.int32) + 8
+    else:
+        most_low, first_low = _first_farthest(low, 16)
+        most_high, first_high = _first_farthest(high, 16)
+        d = tl.div_rn(tl.where(most_low >= most_high, first_low, first_high), -8.0 + most_low * 0)
+        inverse = _inverse(d)
+        low, high = _sixteenths(low, inverse), _sixteenths(high, inverse)
     if BYTES:
         at = out_ptr + row * 18
         _put_f16(at, live, d)
@@ -86,7 +98,7 @@ def _rounded_away(y):
 
 
 @triton.jit
-def _q8_0(values_ptr, out_ptr, n_rows, BYTES: tl.constexpr, ROWS: tl.constexpr):
+def _q8_0(values_ptr, steps_ptr, out_ptr, n_rows, STEPS: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < n_rows
     low, high = _halves(values_ptr, row, live, 16)
@@ -124,7 +136,7 @@ def _nearest(x, half):
 
 
 @triton.jit
-def _nvfp4(values_ptr, out_ptr, n_rows, BYTES: tl.constexpr, ROWS: tl.constexpr):
+def _nvfp4(values_ptr, steps_ptr, out_ptr, n_rows, STEPS: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < n_rows
     low, high = _halves(values_ptr, row, live, 8)
@@ -151,7 +163,7 @@ def _nvfp4(values_ptr, out_ptr, n_rows, BYTES: tl.constexpr, ROWS: tl.constexpr)
 
 
 @triton.jit
-def _mxfp4(values_ptr, out_ptr, n_rows, BYTES: tl.constexpr, ROWS: tl.constexpr):
+def _mxfp4(values_ptr, steps_ptr, out_ptr, n_rows, STEPS: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < n_rows
     low, high = _halves(values_ptr, row, live, 16)
@@ -172,15 +184,17 @@ def _mxfp4(values_ptr, out_ptr, n_rows, BYTES: tl.constexpr, ROWS: tl.constexpr)
 _KERNELS = {"Q4_0": _q4_0, "Q8_0": _q8_0, "NVFP4": _nvfp4, "MXFP4": _mxfp4}
 
 
-def launch(dtype: str, values_P: torch.Tensor, out: torch.Tensor, group: int) -> None:
+def launch(
+    dtype: str, values_P: torch.Tensor, out: torch.Tensor, group: int, steps_B1: torch.Tensor | None = None
+) -> None:
     """Starts the kernel of `dtype`, with `group` values under a scale: uint8 targets get blocks, others values.
 
-    Checks of sizes are the caller's.
+    Steps are for Q4_0. Checks of sizes are the caller's.
     """
     n_rows = values_P.numel() // group
     if n_rows:
         with torch.cuda.device(values_P.device):
             _KERNELS[dtype][(triton.cdiv(n_rows, _ROWS),)](
-                values_P, out, n_rows, BYTES=out.dtype == torch.uint8, ROWS=_ROWS, num_warps=_WARPS,
-                enable_fp_fusion=False,
+                values_P, values_P if steps_B1 is None else steps_B1, out, n_rows, STEPS=steps_B1 is not None,
+                BYTES=out.dtype == torch.uint8, ROWS=_ROWS, num_warps=_WARPS, enable_fp_fusion=False,
             )  # fmt: skip

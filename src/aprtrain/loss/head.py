@@ -191,6 +191,8 @@ _PLAIN: dict[str, tuple[tuple[float, float], ...]] = {
     "": ((5, 0),),
     "forward": ((6, 7.25),),
     "reverse": ((6, 9.25),),
+    "skew": ((7, 9.25),),
+    "tv": ((10, 3),),
     "jsd": ((11, 4), (9, 7.25)),
 }
 """Loss ("": cross entropy only) -> float32 values per position of a chunk at each moment of peak memory: (per row of

@@ -3,8 +3,8 @@
     L = (1 - w) CE(y, softmax(s)) + w T^2 D(softmax(t / T), softmax(s / T))
 
 with student logits s, teacher logits t, label y, KD weight w and temperature T (Hinton et al. 2015, arXiv:1503.02531;
-the factor T^2 keeps the size of the gradient independent of T). D is the forward or the reverse Kullback-Leibler
-divergence, or the generalised Jensen-Shannon divergence (Agarwal et al. 2024, arXiv:2306.13649).
+the factor T^2 keeps the size of the gradient independent of T). D is one of DIVERGENCES, or of those that an installed
+package adds (`divergence_of`).
 
 The teacher's distribution covers ids below n_real only; the student's head may have more rows, and its softmax covers
 all of them. With P the probability that the student gives to the shared ids, both Kullback-Leibler divergences are
@@ -21,14 +21,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from aprfmt.errors import UsageError
-
-Kind = Literal["forward", "reverse", "jsd"]
+from aprtrain.loss_names import MIXTURES, installed, unknown_loss
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,11 @@ class Objective:
     Args:
         kd_weight: w, the weight of the divergence; cross entropy has weight 1 - w. 0 needs no teacher.
         temperature: T > 0, divides both models' logits in the divergence.
-        kind: "forward": KL(teacher, student); "reverse": KL(student, teacher); "jsd": the generalised Jensen-Shannon
-            divergence b KL(teacher, m) + (1 - b) KL(student, m), m = b teacher + (1 - b) student.
-        beta: b, the teacher's share of the mixture m, for "jsd" only.
+        kind: with m = b teacher + (1 - b) student one of "forward": KL(teacher, student); "reverse": KL(student,
+            teacher); "skew": KL(teacher, m) (Ko et al. 2024, arXiv:2402.03898, its alpha is b); "jsd": the generalised
+            Jensen-Shannon divergence b KL(teacher, m) + (1 - b) KL(student, m) (Agarwal et al. 2024, arXiv:2306.13649);
+            "tv": half the sum of |teacher - student| (Wen et al. 2023, arXiv:2307.15190); or an installed one.
+        beta: b, the teacher's share of the mixture m.
 
     Raises:
         UsageError: a value is out of range.
@@ -48,7 +49,7 @@ class Objective:
 
     kd_weight: float = 0.7
     temperature: float = 3.0
-    kind: Kind = "forward"
+    kind: str = "forward"
     beta: float = 0.5
 
     def __post_init__(self) -> None:
@@ -56,11 +57,11 @@ class Objective:
             raise UsageError(f"the KD weight must be from 0 to 1, not {self.kd_weight}")
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
             raise UsageError(f"the temperature must be above 0, not {self.temperature}")
-        if self.kind not in get_args(Kind):
-            raise UsageError(f"unknown loss {self.kind!r}", hint=f"one of {', '.join(get_args(Kind))}")
-        if self.kind == "jsd" and not 0 < self.beta < 1:
+        if (fault := unknown_loss(self.kind)) is not None:
+            raise UsageError(fault)
+        if self.kind in MIXTURES and not 0 < self.beta < 1:
             raise UsageError(
-                f"the JSD's beta must be above 0 and below 1, not {self.beta}",
+                f"beta must be above 0 and below 1, not {self.beta}",
                 hint="at 0 and 1 it is a KL divergence: use --loss forward or reverse",
             )
 
@@ -121,9 +122,42 @@ def _jsd(logp_NV: Tensor, logq_NR: Tensor, beta: float) -> tuple[Tensor, Tensor]
     return value_N, (1 - beta) * (ratio_NV - p_NV * ratio_NV.sum(1, keepdim=True))
 
 
-_Divergence = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
-DIVERGENCES: dict[Kind, _Divergence] = {"forward": forward_kl, "reverse": _reverse, "jsd": _jsd}
+def _skew(logp_NV: Tensor, logq_NR: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    shared = logq_NR.shape[1]
+    p_NV, q_NR = logp_NV.exp(), logq_NR.exp()
+    logm_NR = torch.logaddexp(logp_NV[:, :shared] + math.log(1 - beta), logq_NR + math.log(beta))
+    ratio_NR = (1 - beta) * p_NV[:, :shared] * (logq_NR - logm_NR).exp()
+    grad_NV = p_NV * ratio_NR.sum(1, keepdim=True)
+    grad_NV[:, :shared] -= ratio_NR
+    return times_log(q_NR, logq_NR - logm_NR).sum(1), grad_NV
+
+
+def _total_variation(logp_NV: Tensor, logq_NR: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    excess_NV = logp_NV.exp()
+    p_NV = excess_NV.clone()
+    excess_NV[:, : logq_NR.shape[1]] -= logq_NR.exp()
+    sign_NV = excess_NV.sign()
+    return excess_NV.abs().sum(1) / 2, p_NV * (sign_NV - (p_NV * sign_NV).sum(1, keepdim=True)) / 2
+
+
+Divergence = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 """(log p [N, V], log q [N, R], beta) -> value [N], gradient [N, V] with respect to the logits of p."""
+
+DIVERGENCES: dict[str, Divergence] = {
+    "forward": forward_kl,
+    "reverse": _reverse,
+    "jsd": _jsd,
+    "skew": _skew,
+    "tv": _total_variation,
+}
+
+
+def divergence_of(kind: str) -> Divergence:
+    """A divergence by its name, see `loss_names`. Raises UsageError."""
+    if (fault := unknown_loss(kind)) is not None:
+        raise UsageError(fault)
+    added: Divergence | None = None if kind in DIVERGENCES else installed()[kind].load()
+    return added or DIVERGENCES[kind]
 
 
 def dense(objective: Objective, s_NV: Tensor, t_NR: Tensor | None, labels_N: Tensor) -> tuple[RowLosses, Tensor]:
@@ -149,7 +183,7 @@ def dense(objective: Objective, s_NV: Tensor, t_NR: Tensor | None, labels_N: Ten
     if t_NR is not None:
         shared, temperature = t_NR.shape[1], objective.temperature
         logq_NR = t_NR.log_softmax(1)
-        divergence = DIVERGENCES[objective.kind]
+        divergence = divergence_of(objective.kind)
         kl_N, slope_NV = divergence(
             (s_NV / temperature).log_softmax(1), (t_NR / temperature).log_softmax(1), objective.beta
         )

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aprtrain.loss.objective import DIVERGENCES, Objective, RowLosses, forward_kl, times_log
+from aprtrain.loss.objective import Objective, RowLosses, divergence_of, forward_kl, times_log
 
 CELLS = 1 << 27
 """Logits per chunk: each of the float32 buffers takes half a GiB."""
@@ -85,7 +85,7 @@ def sparse(objective: Objective, s_NV: Tensor, top: TopK, labels_N: Tensor) -> t
 
     temperature = objective.temperature
     soft = _fold(s_NV, top.ids_NK, temperature)
-    kl_N, slope_NB = DIVERGENCES[objective.kind](
+    kl_N, slope_NB = divergence_of(objective.kind)(
         soft.z_NB.log_softmax(1), top.outcomes(temperature, top.residual_N), objective.beta
     )
     slope_NB *= kd_weight / temperature

@@ -244,6 +244,9 @@ class WeightRounding(Protocol):
     def lay_out(self, slices: Mapping[str, BufferSlice]) -> None:
         """Receives the positions of the parameters."""
 
+    def fix_steps(self, flat_P: Tensor) -> None:
+        """Receives all weights, float32, whenever new ones are loaded."""
+
     def begin(self, *, searches: bool = False) -> None:
         """Called before all weights are rounded again."""
 
@@ -408,6 +411,8 @@ class FlatAdamW:
         """Calls `write` to fill in the values of every parameter. See Optimizer."""
         for name, slice in self.slices.items():
             write(name, slice.of(self.grad))
+        if kind == "master" and self._rounding is not None:
+            self._rounding.fix_steps(self.grad)
         for bucket, piece in zip(self._buckets, self.adam.of(kind, self._masters), strict=True):
             piece.copy_(bucket.own(self.grad, self._world))
         if kind == "master":

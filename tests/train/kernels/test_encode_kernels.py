@@ -15,7 +15,7 @@ from aprfmt.codecs import ggml
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import UsageError
 from aprtrain.kernels import encode as kernels
-from aprtrain.kernels.encode import ENCODED, encode, round_trip
+from aprtrain.kernels.encode import ENCODED, encode, fit_steps, round_trip
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 BLOCK = 64
@@ -110,7 +110,74 @@ def test_values_of_blocks_stay_as_they_are(dtype: str) -> None:
     assert torch.equal(once, twice)
 
 
+# --- Q4_0 on given steps ---
+
+
+def by_rule(values: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes of each block, and the float64 scale with the least squared error."""
+    x = values.view(-1, 32).double()
+    ratio = torch.where(steps == 0, 0, x / steps.double().where(steps != 0, 1))
+    codes = (ratio + 0.5).floor().clamp(-8, 7)
+    return codes, (x * codes).sum(1, keepdim=True) / codes.square().sum(1, keepdim=True).clamp(min=1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_codes_on_steps_have_the_scale_of_least_squares(device: str) -> None:
+    first, later = random_values(200, 8), random_values(200, 8) + 0.02 * random_values(200, 9)
+    steps = fit_steps(first.to(device))
+    wanted, scales = by_rule(later, steps.cpu())
+    stored = encode("Q4_0", later.to(device), steps).cpu().numpy()
+    decoded = torch.from_numpy(ggml.decode("Q4_0", stored)).view(-1, 32)
+    halves = torch.from_numpy(stored.reshape(-1, 18)[:, :2].copy().view("<f2").astype("f4"))
+    normal = scales.abs() > 1e-4
+    assert int(normal.sum()) > 150
+    assert torch.allclose(halves.double()[normal], scales[normal], rtol=2**-11 * 1.01)
+    codes = torch.from_numpy(stored.reshape(-1, 18)[:, 2:]).int()
+    codes = torch.cat((codes & 15, codes >> 4), 1) - 8
+    assert float((codes == wanted).float().mean()) > 0.9999  # one at a tie may differ
+    for target in (torch.float32, torch.bfloat16):
+        out = torch.full_like(later, torch.nan, dtype=target, device=device)
+        round_trip("Q4_0", later.to(device), out, steps)
+        assert torch.equal(out.cpu(), decoded.view(-1).to(target))
+
+
+def test_steps_are_better_than_the_codec_and_find_a_lattice() -> None:
+    values = torch.randn(64 * BLOCK, generator=torch.Generator().manual_seed(1))
+    on_steps, by_codec = torch.empty_like(values), torch.empty_like(values)
+    round_trip("Q4_0", values, on_steps, fit_steps(values))
+    round_trip("Q4_0", values, by_codec)
+    assert float((on_steps - values).square().mean()) < 0.9 * float((by_codec - values).square().mean())
+    twice = torch.empty_like(values)
+    round_trip("Q4_0", by_codec, twice, fit_steps(by_codec))
+    torch.testing.assert_close(twice, by_codec, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_value_that_grows_moves_no_other_code(device: str) -> None:
+    values = torch.randn(32, generator=torch.Generator().manual_seed(2)).to(device)
+    steps = fit_steps(values)
+    place = values.abs().argmax()
+    values[place] *= 2  # now beyond the largest code
+    before = encode("Q4_0", values, steps)
+    values[place] *= 2
+    after = encode("Q4_0", values, steps)
+    assert not torch.equal(after[:2], before[:2])
+    assert torch.equal(after[2:], before[2:])
+
+
+@pytest.mark.parametrize("case", ["zeros", "below the least scale"])
+def test_blocks_without_a_step_are_zeros(case: str) -> None:
+    values = CASES[case]()
+    out = torch.full_like(values, torch.nan)
+    round_trip("Q4_0", values, out, fit_steps(values))
+    assert not out.any()
+
+
 def test_other_values_are_refused() -> None:
+    with pytest.raises(UsageError, match="2 steps do not belong to 32 values of Q4_0"):
+        encode("Q4_0", torch.zeros(32), torch.zeros(2, 1))
+    with pytest.raises(UsageError, match="1 steps do not belong to 32 values of Q8_0"):
+        round_trip("Q8_0", torch.zeros(32), torch.zeros(32), torch.zeros(1, 1))
     for values, words in (
         (torch.zeros(32, dtype=torch.bfloat16), "contiguous float32"),
         (torch.zeros(64)[::2], "contiguous float32"),

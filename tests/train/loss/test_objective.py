@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from importlib.metadata import EntryPoint
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,10 +16,12 @@ from train_head import Problem, expected, problem
 
 from aprfmt.errors import UsageError
 from aprfmt.texts.sequences import IGNORED
+from aprtrain import loss_names as names
 from aprtrain.loss import objective as module
-from aprtrain.loss.objective import Kind, Objective, dense
+from aprtrain.loss.objective import Objective, dense
+from aprtrain.loss_names import BUILT_IN
 
-KINDS: list[Kind] = ["forward", "reverse", "jsd"]
+KINDS = BUILT_IN
 OBJECTIVES = [
     Objective(weight, temperature, kind, 0.3)
     for weight, temperature, kind in itertools.product((0.0, 0.3, 0.7, 1.0), (1.0, 2.0, 4.0), KINDS)
@@ -64,7 +69,7 @@ def test_value_and_terms_are_those_of_the_definitions(objective: Objective) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_gradient_is_that_of_the_value(kind: Kind) -> None:
+def test_the_gradient_is_that_of_the_value(kind: str) -> None:
     check_differences(Objective(0.7, 3.0, kind, 0.3))
 
 
@@ -93,7 +98,7 @@ def test_a_logged_divergence_that_is_not_the_trained_one_shows(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_equal_logits_have_no_divergence_and_no_gradient(kind: Kind) -> None:
+def test_equal_logits_have_no_divergence_and_no_gradient(kind: str) -> None:
     s, _ = rows(problem(20, 40, 40, 64))
     terms, grad = dense(Objective(1.0, 2.0, kind), s, s, torch.zeros(20, dtype=torch.int64))
     assert terms.kl_N.abs().max() < 1e-12
@@ -102,7 +107,7 @@ def test_equal_logits_have_no_divergence_and_no_gradient(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_divergence_is_negative(kind: Kind) -> None:
+def test_no_divergence_is_negative(kind: str) -> None:
     s, t = rows(problem(50, 40, 48, 64, spread=8))
     for noise in (0.0, 1e-6, 1e-3, 1.0):
         near = functional.pad(t, (0, 8), value=-40.0) + noise * s
@@ -165,3 +170,30 @@ def test_minus_infinity_in_the_teacher_is_probability_0() -> None:
 def test_values_out_of_range_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Objective(**values)
+
+
+def test_a_package_adds_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry point names a function of the table's form; here half the squared distance of the probabilities."""
+    point = EntryPoint("brier", "added_losses:brier", names.ENTRY_POINTS)
+    module_of_it = ModuleType("added_losses")
+
+    def brier(logp: Tensor, logq: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+        p = logp.exp()
+        off = p - functional.pad(logq.exp(), (0, p.shape[1] - logq.shape[1]))
+        return off.square().sum(1) / 2, p * (off - (p * off).sum(1, keepdim=True))
+
+    vars(module_of_it)["brier"] = brier
+    monkeypatch.setitem(sys.modules, "added_losses", module_of_it)
+    monkeypatch.setattr(names, "entry_points", lambda group: [point] if group == names.ENTRY_POINTS else [])
+    names.installed.cache_clear()
+    try:
+        check_differences(Objective(0.7, 3.0, "brier"))
+        with pytest.raises(UsageError, match="use forward, reverse, skew, jsd, tv, brier"):
+            Objective(kind="fkl")
+    finally:
+        names.installed.cache_clear()
+
+
+def test_the_table_has_the_names_of_the_options() -> None:
+    assert set(module.DIVERGENCES) == set(BUILT_IN)
+    assert set(names.MIXTURES) <= set(BUILT_IN)
