@@ -67,7 +67,8 @@ def test_a_gguf_of_another_row_has_no_class_and_no_config_of_the_first(tmp_path:
     build(case, tmp_path / "m", write_tokenizers(tmp_path / "tokenizers", [case.tokenizer], 512))
     aprfmt.import_model(tmp_path / "m", tmp_path / "m.apr")
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
-    aprfmt.convert_model(tmp_path / "m.gguf", tmp_path / "back", format="hf")
+    aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "back.apr")
+    aprfmt.export_model(tmp_path / "back.apr", tmp_path / "back", format="hf")
     config = json.loads((tmp_path / "back" / "config.json").read_text())
     assert (config["architectures"], config["logits_scaling"]) == (["GraniteForCausalLM"], 8.0)
 
