@@ -61,6 +61,29 @@ def test_classes_of_a_shared_model_type_are_known_by_name_alone() -> None:
     assert find(hf_class="BartForConditionalGeneration", model_type="bart") is None
 
 
+def test_a_gguf_of_another_row_has_no_class_and_no_config_of_the_first(tmp_path: Path) -> None:
+    """HyperCLOVAX multiplies its logits by what Granite, as which its GGUF comes back, divides them by."""
+    case = find_case("hyperclovax")
+    build(case, tmp_path / "m", write_tokenizers(tmp_path / "tokenizers", [case.tokenizer], 512))
+    aprfmt.import_model(tmp_path / "m", tmp_path / "m.apr")
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
+    aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "back.apr")
+    aprfmt.export_model(tmp_path / "back.apr", tmp_path / "back", format="hf")
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (config["architectures"], config["logits_scaling"]) == (["GraniteForCausalLM"], 8.0)
+
+
+def test_networks_are_merged(tmp_path: Path) -> None:
+    case, tokenizers = find_case("opt"), write_tokenizers(tmp_path / "tokenizers", ["smollm2"], 512)
+    for seed in (0, 1):
+        build(case, tmp_path / f"{seed}", tokenizers, seed=seed)
+    aprfmt.merge_models([tmp_path / "0", tmp_path / "1"], tmp_path / "out", method="linear")
+    name = "model.decoder.layers.1.fc2.weight"
+    with aprfmt.open(tmp_path / "0") as a, aprfmt.open(tmp_path / "1") as b, aprfmt.open(tmp_path / "out") as merged:
+        mean = (a.tensors[name].numpy() + b.tensors[name].numpy()) / 2
+        assert abs(merged.tensors[name].numpy() - mean).max() < 1e-6
+
+
 def test_a_gguf_is_refused_and_the_hint_says_what_runs_it(tmp_path: Path) -> None:
     case = find_case("opt")
     build(case, tmp_path / "opt", write_tokenizers(tmp_path / "tokenizers", [case.tokenizer], 512))

@@ -13,6 +13,7 @@ from arch_models import (
     ArchCase,
     all_cases,
     build,
+    has_gguf,
     n_kept,
     relative_error,
     token_ids,
@@ -39,13 +40,15 @@ ALIKE = {
     "cohere2_moe/odd_prefix": "both networks rotate the layers of this pattern",
     "muse_glimmer_text/eps": "norms of random weights are far above either epsilon",
     "hrm_text/prefix": "without token types transformers masks causally",
+    "gemma/paligemma": "without token types transformers masks causally",
     "qwen3_classifier": "the scores compared are those before the softmax",
 }
 """Cases whose difference 24 tokens through random weights do not show."""
 
 
 def chosen() -> list[ArchCase]:
-    cannot = [case for case in all_cases() if case.llama_cpp_cannot and case.computable and case.id not in ALIKE]
+    loaded = (case for case in all_cases() if has_gguf(case.row))
+    cannot = [case for case in loaded if case.llama_cpp_cannot and case.computable and case.id not in ALIKE]
     return [MAMBA_OF_FOUR, *in_turn(cannot, lambda case: case.id in SAMPLE, turn(), of=TURNS)]
 
 

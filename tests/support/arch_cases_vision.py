@@ -20,6 +20,7 @@ from arch_cases_multimodal import (
     sees,
     whole,
 )
+from arch_cases_wrappers import inside
 from arch_models import ArchCase
 
 _LLAMA: Config = {"model_type": "llama"}
@@ -43,6 +44,7 @@ _QFORMER: Config = {
     "num_attention_heads": 2,
     "encoder_hidden_size": 32,
 }
+_OPT: Config = {**TEXT, "model_type": "opt", "ffn_dim": 96, "tie_word_embeddings": True}
 _CONFORMER: Config = {
     "num_layers": 1,
     "hidden_dim": 32,
@@ -253,5 +255,35 @@ CASES: tuple[ArchCase, ...] = (
             projection_dim=64,
         ),
         llama_cpp_cannot="its graph attends to earlier positions only",
+    ),
+    sees(
+        "granite/docling",
+        "GraniteDocling",
+        {"model_type": "granite_docling_text", **{k: v for k, v in _MULTIPLIED.items() if k != "model_type"}},
+        {**TOWER, "out_hidden_size": 64, "scale_factor": 2, "deepstack_visual_indexes": [0], "use_fine_route": False},
+    ),
+    # Language models that llama.cpp does not run.
+    *(
+        replace(case, llama_cpp_cannot="it has no such network")
+        for case in (
+            sees("aria_text/whole", "Aria", {"moe_num_experts": 6, "moe_topk": 2}, TOWER),
+            *(
+                inside(
+                    f"opt/{kind}",
+                    f"{stem}ForConditionalGeneration",
+                    kind,
+                    {"text_config": _OPT, "vision_config": {"hidden_size": 32}},
+                    "vision_model.encoder.layers.0.mlp.fc1.weight",
+                    "qformer.encoder.layer.0.attention.attention.query.weight",
+                    "language_projection.weight",
+                    begins={"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
+                )
+                for stem, kind in (
+                    ("Blip2", "blip-2"),
+                    ("InstructBlip", "instructblip"),
+                    ("InstructBlipVideo", "instructblipvideo"),
+                )
+            ),
+        )
     ),
 )

@@ -26,7 +26,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from arch_models import ArchCase, all_cases, inputs, make_model, quiet_transformers
+from arch_models import ArchCase, all_cases, has_gguf, inputs, make_model, quiet_transformers
 from config_draws import Draws, draw, n_parameters, with_changes
 from llama_peer import LlamaPeer
 from odd_configs import (
@@ -125,7 +125,7 @@ def fuzzed_rows() -> dict[str, list[ArchCase]]:
     """Row -> its cases that transformers computes, the base case first."""
     found: dict[str, list[ArchCase]] = {}
     for case in all_cases():
-        if case.computable and case.kind != "draft":
+        if case.computable and case.kind != "draft" and has_gguf(case.row):
             found.setdefault(case.row, []).append(case)
     return found
 

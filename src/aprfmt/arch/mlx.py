@@ -74,7 +74,7 @@ _NETWORKS = (
         "llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2",
         "ernie4_5", "exaone", "exaone4", "glm", "glm4", "hunyuan_v1_dense", "internlm2",
         "nanbeige", "nemotron", "olmo2", "olmo3", "openelm", "phi", "phi3", "seed_oss", "smollm3", "stablelm",
-        "starcoder2", "xverse", "mistral3", "qwen2_vl", "qwen3_vl",
+        "starcoder2", "xverse", "mistral3", "qwen2_vl", "qwen3_vl", "helium", "plamo", "plamo3", "talkie",
     )),
     MlxNetwork(("granite",), finer=("self_attn.o_proj", "mlp.down_proj", "lm_head")),
     MlxNetwork(("qwen2_moe", "olmoe"), _SWITCH),

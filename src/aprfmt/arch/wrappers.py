@@ -13,6 +13,8 @@ BEGINNINGS = (
     *("transformer.", "pretrained_model.", "lfm.", "text_model."),
 )
 """Name prefixes of a wrapper's language model, and of classes with another head."""
+_QUERIES = ("language_projection.", "query_tokens")
+"""Of BLIP-2: what joins the Q-Former and the language model."""
 WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("Qwen2AudioForConditionalGeneration", "qwen2_audio", "qwen2"),
     Wrapper("AudioFlamingo3ForConditionalGeneration", "audioflamingo3", "qwen2"),
@@ -99,4 +101,9 @@ WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("Emu3ForConditionalGeneration", "emu3", "llama", beside=("model.vqmodel.", "model.vocabulary_mapping.")),
     Wrapper("Apertus1p5ForConditionalGeneration", "apertus1p5", "apertus"),
     Wrapper("HyperCLOVAXVisionV2ForConditionalGeneration", "hyperclovax_vision_v2", "hyperclovax"),
+    Wrapper("AriaForConditionalGeneration", "aria", "aria_text"),
+    Wrapper("Blip2ForConditionalGeneration", "blip-2", "opt", beside=_QUERIES),
+    Wrapper("InstructBlipForConditionalGeneration", "instructblip", "opt", beside=_QUERIES),
+    Wrapper("InstructBlipVideoForConditionalGeneration", "instructblipvideo", "opt", beside=_QUERIES),
+    Wrapper("GraniteDoclingForConditionalGeneration", "granite_docling", "granite"),
 )

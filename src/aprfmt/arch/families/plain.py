@@ -1,8 +1,8 @@
 """Networks of transformers that llama.cpp does not run.
 
 plain.jsonl has a line for each: names and shapes of its tensors, and the keys of its config.json. tools/plain_rows.py
-writes it from the classes of transformers. These rows serve `.apr` files, inspect, validate, merges and training; an
-export to GGUF is refused.
+writes it from the classes of transformers. These rows serve `.apr` files, inspect, validate and merges; an export to
+GGUF is refused.
 """
 
 from __future__ import annotations
