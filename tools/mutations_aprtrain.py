@@ -591,7 +591,7 @@ APRTRAIN = (
     Mutation("a package that is there and fails counts as usable", "aprtrain/features.py:importable",
         "test_features.py::test_a_package_that_is_missing_and_one_that_fails_are_told_apart",
         "return Verdict(False, reason_of(error))", "pass"),
-    Mutation("a packed teacher fails without Triton in the run", "aprtrain/run.py:run",
+    Mutation("a packed teacher fails without Triton in the run", "aprtrain/run.py:_train",
         "test_features.py::test_a_run_checks_its_teacher_before_it_reads_data",
         "check_residency(config.teacher_residency if pair.teacher is not None else \"bf16\", world.device)", "pass"),
     Mutation("Triton is not asked for", "aprtrain/teacher/teacher.py:check_residency",

@@ -266,7 +266,7 @@ def plan(command: str, config: Config) -> Plan:
         if resume is not False:
             check_resumable(folder, resume, steps)
     with recording() as record, open_pair(command, config) as pair:
-        config = resolve_residency(config, pair)
+        asked, config = config, resolve_residency(config, pair)
         expect_kernels(config, pair, device)
         if device.type == "cpu":  # the micro-batch size does not depend on memory
             config = choose_pass(config, pair, device, None, processes=processes)
@@ -294,7 +294,7 @@ def plan(command: str, config: Config) -> Plan:
             "nodes": _plan_nodes(config, pair.student.shape, total(rows), device, processes),
             "data": _plan_data(config, pair),
             "config": config.to_json(),
-            "defaults": usual_values(config) if config.steps is not None else Config().to_json(),
+            "defaults": usual_values(config, asked) if config.steps is not None else Config().to_json(),
             "kernels": record.to_json(),
             "qat": summarize(pair.student, config.qat, pair.qat_types) if config.qat is not None else None,
             "digest": config.digest(),

@@ -379,12 +379,23 @@ def resolve(config: Config, data_steps: int | None = None) -> Config:
     return replace(config, steps=steps, total_steps=total, warmup_steps=warmup)
 
 
-def usual_values(config: Config) -> JsonObject:
-    """The default configuration for the same kind of student and number of steps."""
+_AUTOMATIC = ("micro_tokens", "teacher_residency")
+"""Fields whose default leaves the value to the run."""
+
+
+def usual_values(config: Config, asked: Config | None = None) -> JsonObject:
+    """The default configuration for the same kind of student and number of steps.
+
+    Values that `asked`, the configuration before the run completed it, left to the run are those of `config`.
+    """
     assert config.total_steps is not None
     by_kind: dict[str, Any] = DEFAULTS[student_kind(config.student_init, config.shape)]
     usual = resolve(Config(steps=config.steps, total_steps=config.total_steps, **by_kind))
-    return usual.to_json() | {"steps": None, "total_steps": config.steps}
+    found = usual.to_json()
+    chosen = [name for name in _AUTOMATIC if asked is not None and to_json(getattr(asked, name)) == found[name]]
+    return (
+        found | {name: to_json(getattr(config, name)) for name in chosen} | {"steps": None, "total_steps": config.steps}
+    )
 
 
 # --- sources of values ---

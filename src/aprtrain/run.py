@@ -144,8 +144,6 @@ def run(
                 recorder.log(line)
             config = _with_answers(config, world, folder, recorder)
             pair = stack.enter_context(open_pair(command, config))
-            config = resolve_residency(config, pair)
-            check_residency(config.teacher_residency if pair.teacher is not None else "bf16", world.device)
             return _train(command, config, world, recorder, folder, saved, pair, on_stall)
     except BaseException as error:
         _clear_frames(error)
@@ -193,6 +191,8 @@ def _train(
     pair: TrainingPair,
     on_stall: Callable[[RunError], None],
 ) -> Summary:
+    asked, config = config, resolve_residency(config, pair)
+    check_residency(config.teacher_residency if pair.teacher is not None else "bf16", world.device)
     corpus = _corpus(config, world, folder, saved, pair, recorder)
     windows = Windows(corpus.train, config.seq_len, corpus.separator)
     held_out = Windows(corpus.held_out, config.seq_len, corpus.separator)
@@ -272,7 +272,7 @@ def _train(
     recorder.begin(
         saved.step if saved else None, [asdict(damage) for damage in saved.damaged], config.log_to, config.to_json()
     )
-    _announce(command, config, world, recorder, origin, teacher, quantizer)
+    _announce(command, config, asked, world, recorder, origin, teacher, quantizer)
     if saved:
         recorder.log(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
     with catch_signals(recorder.notice) as stop:
@@ -456,17 +456,18 @@ def _device_name(world: World) -> str:
 def _announce(
     command: str,
     config: Config,
+    asked: Config,
     world: World,
     recorder: Recorder,
     origin: Origin,
     teacher: Teacher | None,
     quantizer: Quantizer | None,
 ) -> None:
-    """Logs and records the resolved configuration before the first step."""
+    """Logs and records the resolved configuration before the first step; `asked` is the one before that."""
     device = _device_name(world)
     resolved = config.to_json()
     given = {row.name: resolved[row.name] for row in command_fields(command)}
-    usual = {name: value for name, value in usual_values(config).items() if name in given}
+    usual = {name: value for name, value in usual_values(config, asked).items() if name in given}
     facts = {"command": command, "config": given, "defaults": usual, "digest": config.digest(), "device": device}
     record = features.current()
     recorder.record("start", {**facts, "kernels": record.to_json()})
@@ -477,7 +478,7 @@ def _announce(
     recorder.log(f"{command} on {world.size} x {device}")
     for line in settings_table(given, usual):
         recorder.log(line)
-    recorder.log(f"configuration {config.digest()[:16]}  data {str(origin['data'])[:16]}")
+    recorder.log(f"training options {config.digest()[:16]}  data {str(origin['data'])[:16]}")
     for what, model in (("teacher", origin["teacher"]), ("student", origin["student"])):
         if model is not None and (signature := model.get("signature")) is not None:
             recorder.log(f"{what} {signature}")

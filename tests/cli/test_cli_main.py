@@ -271,6 +271,13 @@ def test_ctrl_c_while_starting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert capsys.readouterr().err == "error: interrupted; no partial output is left\n"
 
 
+def test_a_seed_without_a_temperature_is_named(apr: Apr, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    note = "note: --seed has no effect at temperature 0; --temperature 0.8 samples\n"
+    line = ["run", tmp_path / "none.gguf", "hi", "--seed", "3"]
+    assert apr(*line).stderr.startswith(note)
+    assert note not in apr(*line, "--temperature", "0.8").stderr
+
+
 def test_text_that_was_printed_remains_after_ctrl_c(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -317,10 +317,7 @@ def test_a_modelfile_names_the_model(world: Path, monkeypatch: pytest.MonkeyPatc
     found = other_tools.rephrase(["create", "tiny", "-f", "Modelfile.small"])
     assert found is not None
     assert found.hint() == "\n".join(
-        (
-            "ollama create tiny -f Modelfile.small",
-            "./m.gguf and Modelfile.small are ready: Ollama reads a GGUF as it is",
-        )
+        ("ollama create tiny -f Modelfile.small", "Ollama reads ./m.gguf directly: no conversion is needed")
     )
     found = other_tools.rephrase(["create", "tiny", "-f", "Modelfile.folder"])
     assert found is not None
@@ -328,7 +325,7 @@ def test_a_modelfile_names_the_model(world: Path, monkeypatch: pytest.MonkeyPatc
         "apr convert model -o tiny.gguf && sed 's|^FROM .*|FROM ./tiny.gguf|' Modelfile.folder > tiny.Modelfile"
         " && ollama create tiny -f tiny.Modelfile"
     )
-    assert found.because.startswith("apr makes no models of Ollama; ollama is another program")
+    assert found.because.startswith("apr does not create Ollama models; ollama is another program")
 
 
 def test_a_list_names_the_models_of_a_folder(world: Path, monkeypatch: pytest.MonkeyPatch, apr: Any) -> None:
@@ -513,13 +510,16 @@ def test_a_word_that_is_no_file_is_looked_up_too(world: Path, monkeypatch: pytes
 def test_a_signature_is_not_answered_by_a_checksum(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apr: Any
 ) -> None:
-    """`verify` without a key checks the file, and says so, unless a signature lies next to it."""
+    """`verify` without a key checks the file for a person, and says so, unless a signature lies next to it."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(world / "m.gguf", "m.gguf")
     done = apr("verify", "m.gguf")
-    assert done.code == 0
-    assert done.stderr.startswith("note: apr validate m.gguf\n      this checks the file itself; apr verify FILE --key")
-    assert apr("verify", "m.gguf", "--json").code == 2, "a script that forgets the key must not pass"
+    assert done.code == 2, "a script that forgets the key must not pass"
+    assert "hint: apr validate m.gguf\n      this checks the file itself; apr verify FILE --key KEY" in done.stderr
+    with monkeypatch.context() as terminal:
+        terminal.setattr(sys.stdout, "isatty", lambda: True)
+        assert suggested("verify m.gguf") == ("validate m.gguf", True)
+        assert apr("verify", "m.gguf", "--json").code == 2
     (tmp_path / "m.gguf.sig").touch()
     assert suggested("verify m.gguf") == ("verify m.gguf --key KEY", False)
 

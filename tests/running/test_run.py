@@ -632,7 +632,7 @@ def test_vectors_of_texts(bert: Path, capsys: Capture, engine: str) -> None:
     assert body["items"][0]["norm"] == pytest.approx(found.items[0].norm, rel=1e-4)
     assert run(["run", str(bert), "--embed", texts[0], "--embed", texts[1]]) == 0
     shown = capsys.readouterr().out
-    assert "64 values, pooling: mean" in shown
+    assert "64 values, pooling: mean, not normalized: divide by the norm" in shown
     vectors = [line.split() for line in shown.splitlines() if len(line.split()) == found.size]
     assert [[*map(float, line)] for line in vectors] == [pytest.approx(item.vector, rel=1e-4) for item in found.items]
     assert f"{found.similarities[0][1]:.4f}" in shown

@@ -276,6 +276,16 @@ def test_what_follows_from_the_steps_is_no_choice() -> None:
     assert {name for name, value in usual.items() if value != found[name]} == {*BASE, "lr"}
 
 
+def test_what_the_run_chose_is_no_choice_of_the_user() -> None:
+    automatic, asked = made(), made(micro_tokens=4096, teacher_residency="bf16")
+    config = resolve(replace(automatic, micro_tokens=4096, teacher_residency="bf16"))
+    usual = usual_values(config, automatic)
+    assert (usual["micro_tokens"], usual["teacher_residency"]) == (4096, "bf16")
+    assert (
+        usual_values(config, asked) == usual_values(config) == usual | {"micro_tokens": 0, "teacher_residency": "auto"}
+    )
+
+
 def test_the_usual_sequence_length_fits_the_shortest_context(tmp_path: Path) -> None:
     """Rounded down to a power of two, which divides the usual step; a length that is given is not changed."""
     short, long = (write_folder(tmp_path / str(positions), positions) for positions in (100, 4096))

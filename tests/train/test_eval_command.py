@@ -81,7 +81,9 @@ def test_what_of_a_folder_is_not_read_is_said(
     (tmp_path / "src/a.so").touch()
     assert told(teacher_file, tmp_path / "src")[1]["left_out"] == {"files that are not source code": 1}
     assert apr(["eval", str(teacher_file), "--data", str(tmp_path / "src"), *CPU]) == 0
-    assert "1 files that are not source code" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "1 files that are not source code" in shown
+    assert "end tokens one follows each document and is scored" in " ".join(shown.split())
 
 
 def test_a_field_of_text_is_read_by_its_name(teacher_file: Path, tmp_path: Path, told: Told) -> None:

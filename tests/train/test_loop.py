@@ -524,6 +524,9 @@ def test_a_run_that_is_stopped_says_what_it_reached(distil: Distil, tmp_path: Pa
     assert any(f", {body['tokens_per_s']:,.0f} tokens/s" in line for line in text)
     assert any("stopped at" in line and f"step {summary['steps']} of 50" in line for line in text)
     assert not any(line.startswith("after") for line in text), "what was scored before is not a result"
+    config = {"config": {**summary["config"], "save_dtype": "bf16"}}
+    text = [*_summary_text(cast(Any, {"command": "distill"} | summary | {"model": "run/model.apr"} | config))]
+    assert any("stored as" in line and "BF16, rounded from float32" in line for line in text)
 
 
 def test_data_that_do_not_last_need_a_word(distil: Distil) -> None:

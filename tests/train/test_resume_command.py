@@ -69,7 +69,8 @@ def test_a_killed_run_goes_on_from_another_folder(
     capsys.readouterr()
     assert apr(["runs", str(tmp_path)]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split() == ["run", "state", "steps", "tokens", "loss", "CE", "KL", "tok/s", "age"]
+    assert header.split() == ["run", "state", "steps", "tokens", "loss", "loss", "of", "CE", "KL", "tok/s", "age"]
+    assert all(" 0.8 KL + 0.2 CE  " in row for row in rows)
     assert [row.split()[:3] for row in rows] == [["here/run", "done", "6/6"], ["whole", "done", "6/6"]]
 
 

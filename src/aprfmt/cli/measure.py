@@ -207,6 +207,7 @@ def _evaluation(found: Evaluation) -> Iterator[str]:
                 f"{found.seq_len:,} tokens, stride {found.seq_len:,}; all of each window is scored (--against and "
                 "llama-perplexity: the second half)",
             ),
+            ("end tokens", "one follows each document and is scored (llama-perplexity: only with add_eos_token)"),
             *([("skipped", left_out)] if left_out else []),
             ("time", f"{format_seconds(found.seconds)} on {found.device} in {found.dtype}"),
         ]

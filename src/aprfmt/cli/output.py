@@ -215,7 +215,7 @@ class Console:
             self._tell("hint:", "cyan", text)
 
     def note(self, text: str) -> None:
-        """What the command line was taken for, on stderr in human mode."""
+        """What the command line was taken for or leaves without effect, on stderr in human mode."""
         if self.mode == "human":
             self._tell("note:", "cyan", text)
 

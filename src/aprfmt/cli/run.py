@@ -110,6 +110,8 @@ class RunCommand(Common, LlamaMachine):
         from aprfmt.cli.chat import statistics
 
         text = self._text()
+        if self.seed and not self.temperature:
+            out.note("--seed has no effect at temperature 0; --temperature 0.8 samples")
         if text is None:
             self._chat()
             return
@@ -241,6 +243,7 @@ class RunCommand(Common, LlamaMachine):
 
 
 _SHOWN = 6
+_UNIT = 1e-3
 
 
 def _vectors(found: Embeddings) -> Iterator[str]:
@@ -256,7 +259,9 @@ def _vectors(found: Embeddings) -> Iterator[str]:
         ]
         yield from table(["text", *labels], rows, right=" ".join(labels), indent=0)
         return
-    yield f"{found.size:,} values, pooling: {found.pooling}"
+    is_unit = all(item.norm is not None and abs(item.norm - 1) < _UNIT for item in found.items)
+    norm = "normalized" if is_unit else "not normalized: divide by the norm for the vectors of llama-embedding"
+    yield f"{found.size:,} values, pooling: {found.pooling}, {norm}"
     if out.data_stream.isatty():
         rows = [
             [name, f"{item.norm:.4f}", " ".join(f"{value:.4f}" for value in (item.vector or [])[:_SHOWN]) + " …"]

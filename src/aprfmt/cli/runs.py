@@ -61,6 +61,10 @@ def runs(
     out.result(found.to_json(), _text(found))
 
 
+def _nats(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
 def _text(found: Runs) -> Iterator[str]:
     if not found.runs:
         yield f"no training run in {printable(found.folder)}"
@@ -71,13 +75,17 @@ def _text(found: Runs) -> Iterator[str]:
             run.state,
             f"{run.steps:,}" + (f"/{run.total_steps:,}" if run.total_steps else ""),
             format_count(run.tokens),
-            *("-" if value is None else f"{value:.4f}" for value in (run.loss, run.held_out_ce, run.kl)),
+            _nats(run.loss),
+            run.objective,
+            *map(_nats, (run.held_out_ce, run.kl)),
             "-" if run.tokens_per_s is None else format_number(run.tokens_per_s),
             "-" if run.heard_at is None else format_age(now - run.heard_at),
         ]
         for run in found.runs
     ]
-    header = ["run", "state", "steps", "tokens", "loss", "CE", "KL", "tok/s", "age"]
-    yield from table(header, rows, right=" ".join(header[2:]), spare="tokens CE", indent=0) if rows else ()
+    header = ["run", "state", "steps", "tokens", "loss", "loss of", "CE", "KL", "tok/s", "age"]
+    yield from (
+        table(header, rows, right="steps tokens loss CE KL tok/s age", spare="tokens CE", indent=0) if rows else ()
+    )
     for path, reason in found.skipped.items():
         yield f"skipped {printable(path)}: {printable(reason)}"

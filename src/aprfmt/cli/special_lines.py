@@ -83,12 +83,12 @@ def _create(rest: Sequence[str]) -> Suggestion | None:
     found = OtherLine("ollama create -f", HABITS["ollama create -f"]).read(rest)
     model, name = found.words[1], os.path.splitext(found.words[3])[0]
     file = _value_of(rest, ("-f", "--file")) or "Modelfile"
-    found.because = f"apr makes no models of Ollama; ollama {_where('ollama')}"
+    found.because = f"apr does not create Ollama models; ollama {_where('ollama')}"
     if model.endswith(".gguf") and "--dtype" not in found.words:
         line = shlex.join(["ollama", "create", name, "-f", file])
         return Suggestion(
             [],
-            then=f"{model} and {file} are ready: Ollama reads a GGUF as it is",
+            then=f"Ollama reads {model} directly: no conversion is needed",
             complete=False,
             shell=line,
             because=found.because,
@@ -481,7 +481,8 @@ def _verify(rest: Sequence[str]) -> Suggestion | None:
     if any(exists(f"{word}.sig") or exists(os.path.join(word, "model.sig")) for word in models):
         return Suggestion(["verify", models[0], "--key", "KEY"], complete=False)
     if "--sha256" not in found.words:
-        found.note, found.complete = _UNSIGNED, out.mode != "json"  # a script that forgets the key must not pass
+        found.note = _UNSIGNED
+        found.complete = out.data_stream.isatty()  # a script that forgets the key must not pass
     return found
 
 

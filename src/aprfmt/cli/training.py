@@ -17,7 +17,7 @@ import typer
 
 from aprfmt.cli.failures import report
 from aprfmt.cli.options import Common, with_options
-from aprfmt.cli.output import out, pairs, printable, table
+from aprfmt.cli.output import out, pairs, printable, table, wrapped
 from aprfmt.cli.sections import SectionedCommand
 from aprfmt.errors import AprError, MissingDependencyError, UsageError
 from aprfmt.schema import OptionRow
@@ -212,6 +212,10 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
         rows.append(("projection", f"{summary['projected_steps']:,} steps: {time}"))
     if summary["model"]:
         rows.append(("model", printable(summary["model"])))
+        if (dtype := summary["config"]["save_dtype"]) != "f32" and summary["config"]["qat"] is None:
+            rows.append(
+                ("stored as", f"{str(dtype).upper()}, rounded from float32 weights; --save-dtype f32 keeps them")
+            )
         rows += _exports(Path(summary["model"]))
     if (examined := summary.get("qa")) is not None:
         gates = examined["gates"]
@@ -304,7 +308,7 @@ def _plan_text(body: "Plan") -> Iterator[str]:
         words = f"{v['n_real']:,} shared ids; rows {v['teacher_rows']:,} and {v['student_rows']:,}"
         rows.append(("vocabulary", words))
     yield from pairs(rows)
-    yield f"configuration {body['digest']}"
+    yield from wrapped(f"training options {body['digest']} (what a resumed run must match, besides models and data)")
     usual, config = body["defaults"], body["config"]
     changed = [name for name, value in config.items() if value != usual[name]]
     cells = [

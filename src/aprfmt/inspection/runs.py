@@ -10,7 +10,7 @@ from pathlib import Path
 from aprfmt.errors import AprError, LimitError, NotFoundError, storage_errors
 from aprfmt.formats import path_text
 from aprfmt.inspection.run_page import RunReport
-from aprfmt.inspection.run_report import is_run, summarise
+from aprfmt.inspection.run_report import is_run, number, summarise
 from aprfmt.limits import MAX_RUN_FOLDERS
 from aprfmt.types import PathLike
 
@@ -28,6 +28,7 @@ class RunRow:
         command: "distill" or "pretrain".
         steps, total_steps, tokens: progress; `total_steps` is None if the run did not log it.
         loss: training loss since the step that was logged before, as the run prints it, in nats.
+        objective: what the loss is made of: "CE", or of a distillation such as "0.8 KL + 0.2 CE".
         held_out_ce, kl: of the last evaluation, in nats; `kl` is None without a teacher.
         tokens_per_s: median.
         heard_at: seconds since 1970 of the last line.
@@ -41,6 +42,7 @@ class RunRow:
     total_steps: int | None
     tokens: int
     loss: float | None
+    objective: str
     held_out_ce: float | None
     kl: float | None
     tokens_per_s: float | None
@@ -117,11 +119,24 @@ def _row(path: Path, top: Path) -> RunRow:
         total_steps=None if total is None else int(total),
         tokens=round(body["tokens"]),
         loss=body["loss"],
+        objective=_objective(body["command"], body["config"]),
         held_out_ce=last.get("ce"),
         kl=last.get("kl"),
         tokens_per_s=body["tokens_per_s"],
         heard_at=body["heard_at"],
     )
+
+
+_DIVERGENCES = {"forward": "KL", "reverse": "reverse KL", "jsd": "JSD"}
+
+
+def _objective(command: str, config: Mapping[str, object]) -> str:
+    """What a training loss is made of, by the options that the run logged."""
+    weight = number(config.get("kd_weight")) if command == "distill" else 0.0
+    if weight is None:
+        return "-"
+    parts = ((weight, _DIVERGENCES.get(str(config.get("loss")), "KL")), (1 - weight, "CE"))
+    return " + ".join(name if part == 1 else f"{part:.3g} {name}" for part, name in parts if part)
 
 
 def state_of(body: RunReport) -> str:

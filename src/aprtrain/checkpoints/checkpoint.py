@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import prod
@@ -51,6 +51,7 @@ from aprfmt.io.crc import crc32_of, crc32_of_range
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
 from aprfmt.io.temporary import sweep
 from aprfmt.provenance.provenance import Provenance
+from aprfmt.text import first_few
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.checkpoints.state import out_tensor, save_state, tensor_bytes
 from aprtrain.features import current, reason_of
@@ -423,7 +424,7 @@ class Saver:
             write_pointer(self.folder, BEST, snapshot.step)
         try:
             self.left.discard(snapshot.step)
-            prune(self.folder, self.keep, self.left, self.also_keep)
+            self._tell_removed(prune(self.folder, self.keep, self.left, self.also_keep))
         except (AprError, OSError) as error:  # this one is saved; the next one retries
             self.tell(f"old checkpoints could not be removed: {error}")
         if snapshot.step not in self.saved:
@@ -431,6 +432,18 @@ class Saver:
         size = (self.folder / f"{name}.apr").stat().st_size
         facts = {"bytes": size, "seconds": time.monotonic() - began, "best": snapshot.is_best}
         self.record("checkpoint", {"step": snapshot.step, **facts})
+
+    def _tell_removed(self, paths: Sequence[Path]) -> None:
+        """Names the removed checkpoints that a resumed run came with; its own come and go without a word."""
+        own = {step_name(step) for step in self.saved}
+        left = {step_name(step) for step in self.left}
+        removed = {path.stem for path in paths} - own
+        for names, why in (
+            (removed - left, f"--keep {self.keep} keeps the latest {self.keep} and the best"),
+            (removed & left, "the run continues from an older one"),
+        ):
+            if names:
+                self.tell(f"removed {first_few(sorted(names))}: {why}")
 
     def finish(self, snapshot: Snapshot) -> Path:
         """Writes `model.apr` and returns its path.

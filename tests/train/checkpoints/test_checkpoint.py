@@ -22,7 +22,7 @@ from aprfmt.canonical.metadata import apr_metadata_with
 from aprfmt.errors import AprError, CorruptError, RunError, StorageError
 from aprfmt.llama.client import Llama
 from aprtrain.checkpoints import checkpoint
-from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE, HostBuffers, copy_state, save_model
+from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE, HostBuffers, Saver, copy_state, save_model
 from aprtrain.checkpoints.state import out_tensor, save_state
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import NetworkSource, load_decoder, open_network
@@ -202,6 +202,13 @@ def test_the_latest_and_the_best_are_kept_and_other_files_left_alone(tmp_path: P
     removed = checkpoint.prune(tmp_path, 2)
     assert sorted(path.name for path in removed) == ["ckpt-step-000010.apr", "ckpt-step-000010.state"]
     assert (tmp_path / "ckpt-step-x.apr").exists()
+    told = list[str]()
+    saver = Saver(tmp_path, None, 2, told.append, saved=[15], left={20})  # type: ignore[arg-type]
+    saver._tell_removed([tmp_path / f"{checkpoint.step_name(step)}.apr" for step in (10, 15, 20)])
+    assert told == [
+        "removed ckpt-step-000010: --keep 2 keeps the latest 2 and the best",
+        "removed ckpt-step-000020: the run continues from an older one",
+    ]
 
 
 def test_a_kill_at_any_moment_leaves_a_latest_that_opens(
