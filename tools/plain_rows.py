@@ -59,6 +59,10 @@ WORDS = {"vocab_size": "vocab", "hidden_size": "hidden", "intermediate_size": "f
 IGNORED = {"bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "use_cache", "output_attentions"}
 
 
+WANTED = {"add_cross_attention": {"is_decoder": True}}
+"""Switch -> what else the class then wants."""
+
+
 class UnfitError(Exception):
     """A class that cannot be described by a line; the message says why."""
 
@@ -282,10 +286,11 @@ def _switched(probe: _Probe, tensors: Mapping[str, tuple[str, str]], table: Tabl
     changed: dict[str, tuple[str, str]] = {}
     for switch in probe.switches():
         value = not getattr(probe.config(FIRST), switch)
+        turned = {switch: value, **WANTED.get(switch, {})}
         try:
-            first = probe.shapes(FIRST, **{switch: value})
+            first = probe.shapes(FIRST, **turned)
             added = {template_of(name) for name in first} - tensors.keys()
-            other = first, probe.shapes(SECOND, **{switch: value}) if added else first
+            other = first, probe.shapes(SECOND, **turned) if added else first
         except Exception:
             continue  # the class refuses it, or has no such network
         new = {template_of(name): (shape, other[1][name]) for name, shape in other[0].items()}

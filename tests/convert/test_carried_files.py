@@ -250,7 +250,7 @@ def test_two_aprs_with_another_picture_differ(folder: Path, tmp_path: Path) -> N
     aprfmt.import_model(folder, tmp_path / "b.apr")
     found = aprfmt.diff(tmp_path / "a.apr", tmp_path / "b.apr")
     assert [(d.kind, d.name, d.what) for d in found.differences] == [
-        ("metadata", SOURCE_KEY, None),
+        ("metadata", SOURCE_KEY, "content"),
         ("tensor", FILES_PREFIX + "assets/small.png", "bytes"),
     ]
 

@@ -20,7 +20,7 @@ from arch_cases_multimodal import (
     sees,
     whole,
 )
-from arch_cases_wrappers import inside
+from arch_cases_wrappers import EXPERTS, LATENT, inside
 from arch_models import ArchCase
 
 _LLAMA: Config = {"model_type": "llama"}
@@ -209,22 +209,7 @@ CASES: tuple[ArchCase, ...] = (
     sees(
         "deepseek_v3/kimi_k25_hf",
         "Kimi_K25",
-        {
-            "model_type": "deepseek_v3",
-            "num_key_value_heads": 4,
-            "kv_lora_rank": 32,
-            "q_lora_rank": 24,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 16,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_shared_experts": 1,
-            "moe_intermediate_size": 48,
-            "first_k_dense_replace": 1,
-            "n_group": 1,
-            "topk_group": 1,
-        },
+        {**LATENT, **EXPERTS, "model_type": "deepseek_v3"},
         {**TOWER, "pos_emb_height": 4, "pos_emb_width": 4},
         projection_hidden_size=32,
         renames=((r"(?<=language_model\.model\.)blocks\.", "layers."),),

@@ -19,7 +19,7 @@ PLAIN: Config = {
     "vocab_size": VOCAB,
     "tie_word_embeddings": False,
 }
-_LATENT: Config = {
+LATENT: Config = {
     **PLAIN,
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
@@ -29,7 +29,7 @@ _LATENT: Config = {
     "v_head_dim": 16,
     "attention_bias": False,
 }
-_EXPERTS: Config = {
+EXPERTS: Config = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "n_shared_experts": 1,
@@ -70,7 +70,7 @@ def inside(
 def _ocr(case_id: str, model_class: str, **more: Any) -> ArchCase:
     text = {
         **_without(PLAIN, "rms_norm_eps", "hidden_act"),
-        **_without(_EXPERTS, "num_nextn_predict_layers"),
+        **_without(EXPERTS, "num_nextn_predict_layers"),
         "architectures": ["DeepseekV2ForCausalLM"],
         "model_type": "deepseek_v2",
         "num_key_value_heads": 4,
@@ -279,7 +279,7 @@ CASES: tuple[ArchCase, ...] = (
         "KimiVLForConditionalGeneration",
         "kimi_vl",
         {
-            "text_config": {**_LATENT, **_EXPERTS, "model_type": "deepseek_v3", "rope_theta": 800000.0},
+            "text_config": {**LATENT, **EXPERTS, "model_type": "deepseek_v3", "rope_theta": 800000.0},
             "vision_config": {"hidden_size": 32},
         },
         "vision_tower.encoder.blocks.0.wqkv.weight",
@@ -294,8 +294,8 @@ CASES: tuple[ArchCase, ...] = (
         "kimi_k25",
         {
             "text_config": {
-                **_LATENT,
-                **_EXPERTS,
+                **LATENT,
+                **EXPERTS,
                 "model_type": "kimi_k2",
                 "architectures": ["DeepseekV3ForCausalLM"],
                 "rope_theta": 50000.0,
@@ -312,7 +312,7 @@ CASES: tuple[ArchCase, ...] = (
         "youtu/vl",
         "YoutuVLForConditionalGeneration",
         "youtu_vl",
-        {**_LATENT, "rope_theta": 1600000, "rope_interleave": True, "vision_config": {"hidden_size": 32}},
+        {**LATENT, "rope_theta": 1600000, "rope_interleave": True, "vision_config": {"hidden_size": 32}},
         "siglip2.vision_model.encoder.layers.0.mlp.fc1.weight",
         "merger.mlp.0.weight",
     ),
