@@ -120,7 +120,7 @@ def pytest_collection_finish() -> None:
     """The garbage collector need not look at modules and tests again and again: they stay."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(int(os.environ.get("GCT", "700")), 10, 10)
+    gc.set_threshold(50_000, 10, 10)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
