@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from statistics import mean
 
@@ -22,12 +22,15 @@ from turns import LONG_TESTS, read_long_tests, takes_turns
 
 LEAST_CALL = 0.3
 LEAST_SETUP = 5.0
-"""Seconds from which a function is listed, by the mean of its cases, and a file, by its fixtures."""
+"""Seconds from which a function is listed, by the mean of its cases, and a file, by its fixtures.
+
+What is listed stays from half of that on: other cases run in each turn.
+"""
 
 HEAD = "# Written by tools/long_tests.py: processor seconds, and a test function or a file, see turns.py."
 
 
-def long_tests(lines: Iterable[str]) -> dict[str, float]:
+def long_tests(lines: Iterable[str], listed: Collection[str] = ()) -> dict[str, float]:
     """{file or function: seconds}, the longest first, but of files that choose among their cases themselves."""
     calls: dict[str, list[float]] = defaultdict(list)
     setups: dict[str, float] = defaultdict(float)
@@ -39,11 +42,15 @@ def long_tests(lines: Iterable[str]) -> dict[str, float]:
             setups[file] += found["seconds"]
         else:
             calls[found["test"].partition("[")[0]].append(found["seconds"])
-    files = {file: round(seconds, 1) for file, seconds in setups.items() if seconds >= LEAST_SETUP}
+
+    def is_long(name: str, seconds: float, least: float) -> bool:
+        return seconds >= (least / 2 if name in listed else least)
+
+    files = {file: round(seconds, 1) for file, seconds in setups.items() if is_long(file, seconds, LEAST_SETUP)}
     functions = {
         name: round(mean(each), 1)
         for name, each in calls.items()
-        if name.partition("::")[0] not in files and mean(each) >= LEAST_CALL
+        if name.partition("::")[0] not in files and is_long(name, mean(each), LEAST_CALL)
     }
     return dict(sorted({**files, **functions}.items(), key=lambda item: (-item[1], item[0])))
 
@@ -70,7 +77,8 @@ def main() -> None:
     lines = [line for path in sys.argv[1:] for line in Path(path).read_text().splitlines()]
     if not lines:
         raise SystemExit(__doc__)
-    found = merged(read_long_tests(LONG_TESTS), long_tests(lines), {json.loads(line)["test"] for line in lines})
+    before = read_long_tests(LONG_TESTS)
+    found = merged(before, long_tests(lines, before), {json.loads(line)["test"] for line in lines})
     LONG_TESTS.write_text("\n".join([HEAD, *(f"{seconds:.1f} {name}" for name, seconds in found.items())]) + "\n")
     for place, seconds in list(sums(lines).items())[:60]:
         print(f"{seconds:8.1f}  {place}")

@@ -134,7 +134,7 @@ def faulty(mutation: Mutation, sources: Path) -> str:
 
 def _span(text: str, mutation: Mutation) -> tuple[int, int]:
     """Where the function of `mutation` begins and ends in `text`."""
-    found: list[_Definition | ast.Module] = [ast.parse(text)]
+    found: list[_Definition | ast.Module] = [_tree(text)]
     for name in mutation.function.split("."):
         found = [node for parent in found for node in _definitions(parent) if node.name == name]
     if len(found) != 1 or isinstance(node := found[0], ast.Module):
@@ -142,6 +142,11 @@ def _span(text: str, mutation: Mutation) -> tuple[int, int]:
     lines = text.splitlines(keepends=True)
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
     return len("".join(lines[:first])), len("".join(lines[: node.end_lineno]))
+
+
+@cache
+def _tree(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 _Definition = ast.FunctionDef | ast.ClassDef

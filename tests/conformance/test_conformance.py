@@ -44,7 +44,7 @@ def test_there_and_back(case: ArchCase, bench: Bench) -> None:
 
 
 @pytest.mark.llama
-@pytest.mark.turns
+@pytest.mark.turns(first=False, of=8)
 @pytest.mark.parametrize("case_id", ["llama", "mixtral"])
 def test_beside_the_converter(case_id: str, tmp_path: Path, smollm2_gguf: Path, llama_cpp_converter: Path) -> None:
     """The same keys, and the same tensors in F32, F16 and BF16; and the converter's GGUF comes back."""

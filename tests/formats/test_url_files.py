@@ -59,8 +59,8 @@ class Server:
             self.cuts -= 1
             body = body[: len(body) // 2]
             handler.close_connection = True
+        self.sent += len(body)  # before the client can see the end
         handler.wfile.write(body)
-        self.sent += len(body)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,12 @@ def test_a_fault_has_its_place_and_its_tests(mutation: Mutation) -> None:
     assert mutation.tests
     for test in mutation.tests.split():
         file, _, name = test.partition("::")
-        assert re.search(rf"^def {name.partition('[')[0]}\(", next(TESTS.rglob(file)).read_text(), re.MULTILINE), test
+        assert re.search(rf"^def {name.partition('[')[0]}\(", _text_of(file), re.MULTILINE), test
+
+
+@cache
+def _text_of(test_file: str) -> str:
+    return next(TESTS.rglob(test_file)).read_text()
 
 
 def test_names_are_unique() -> None:

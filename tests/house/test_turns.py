@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from turns import LONG_TESTS, PARTS, _listed, in_turn, left_out, read_long_tests, takes_turns, turn
+from turns import LONG_TESTS, PARTS, _listed, _marked, in_turn, left_out, read_long_tests, takes_turns, turn
 
 from long_tests import long_tests, merged, sums
 
@@ -79,6 +79,17 @@ def test_marked_tests_take_turns_and_each_functions_first_case_always_runs() -> 
     assert sorted(len(part & {*plain, *loose}) for part in ran) == [2, 2, 2, 2]
     assert sorted(len(part & set(rows)) for part in ran) == [4, 4, 4, 5]
     assert left_out(items, None) == set()  # type: ignore[arg-type]
+
+
+def test_a_marked_table_that_is_listed_takes_the_longer_turn() -> None:
+    by = pytest.mark.turns(by="model").mark
+    table = [Item(f"test_table[{n}]", (pytest.mark.turns.mark,)) for n in range(17)]
+    shared = [Item(f"test_{test}[{n}]", (by,), given=str(n)) for test in "ab" for n in range(17)]
+    for items, name in ((table, "test_table"), (shared, "test_b")):
+        long = {f"test_one.py::{name}": 1.5}
+        ran = [set(items) - _marked(items, now, long) for now in range(16)]  # type: ignore[arg-type]
+        assert set().union(*ran) == {*items}
+        assert {len(part) for part in ran} == {2 * len(items) // 17}
 
 
 def test_tests_of_one_value_run_together() -> None:

@@ -41,10 +41,10 @@ Patch = tuple[str, str, str]
 """Module of the converter's package `conversion`, a text of it, and what stands there instead."""
 
 _IMPORTED = (
-    *("torch", "gguf", "safetensors", "conversion"),
+    *("torch", "torch._dynamo", "gguf", "safetensors", "conversion"),
     *("transformers.models.llama.configuration_llama", "transformers.models.auto.tokenization_auto"),
 )
-"""What every conversion needs; the two of transformers import most of what the others do."""
+"""What conversions need; the two of transformers import most of what the others do."""
 
 _TIMEOUT = 120
 

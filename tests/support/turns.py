@@ -7,9 +7,9 @@ With `turns(by="name")` all tests of a file that take the same value of the para
 they share is built for the values in turn only. With `turns(rows=True)` the first case of each row always runs: what
 stands before the first `/` in a case's id is its row. `turns(of=…)` names another number of parts.
 
-Tests without a mark that take long are listed in long_tests.txt: of those that take three seconds and more one in 32
-runs, of those that take one second one in 16, of the others one in 8, of each function another case. A listed file,
-whose fixtures take long, runs as a whole.
+Tests that take long are listed in long_tests.txt: of those that take three seconds and more one in 32 runs, of those
+that take one second one in 16, of the others one in 8, of each function another case. Those that are marked take as
+many turns, if their mark names fewer. A listed file without marks, whose fixtures take long, runs as a whole.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def first_always(values: Iterable[Case]) -> list[Any]:
 
 def left_out(items: Iterable[pytest.Item], now: int | None) -> set[pytest.Item]:
     """The marked and the listed tests that the turn `now` does not run."""
-    items = [*items]
-    return _marked(items, now) | (set() if now is None else _listed(items, now, read_long_tests(LONG_TESTS)))
+    items, long = [*items], read_long_tests(LONG_TESTS)
+    return _marked(items, now, long) | (set() if now is None else _listed(items, now, long))
 
 
 def read_long_tests(path: Path) -> dict[str, float]:
@@ -115,8 +115,9 @@ def _parts(seconds: float) -> int:
     return next(parts for least, parts in PARTS_OF_LISTED.items() if seconds >= least)
 
 
-def _marked(items: Iterable[pytest.Item], now: int | None) -> set[pytest.Item]:
+def _marked(items: Iterable[pytest.Item], now: int | None, long: Mapping[str, float]) -> set[pytest.Item]:
     tables: dict[tuple[Path, str, int, bool], dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
+    longest: dict[tuple[Path, str], int] = defaultdict(int)
     for item in items:
         mark = item.get_closest_marker("turns")
         if mark is not None:
@@ -125,9 +126,15 @@ def _marked(items: Iterable[pytest.Item], now: int | None) -> set[pytest.Item]:
             values = item.callspec.params if bracket else {}  # type: ignore[attr-defined]
             by = how["by"] if how["by"] in values else ""
             table = by or (name if bracket and how["first"] else "")
-            tables[item.path, table, how["of"], how["rows"]][str(values[by]) if by else item.name].append(item)
+            seconds = long.get(item.nodeid.partition("[")[0])
+            of = how["of"] if seconds is None else max(how["of"], _parts(seconds))
+            if by:  # all functions of a value run together
+                longest[item.path, by] = max(of, longest[item.path, by])
+                of = 0
+            tables[item.path, table, of, how["rows"]][str(values[by]) if by else item.name].append(item)
     found = set()
     for (path, table, of, rows), cases in tables.items():
+        of = of or longest[path, table]
         firsts = {case.partition("/")[0].removesuffix("]") if rows else "": case for case in reversed(cases)}
         always = set(firsts.values()) if table else set()
         start = crc32(
