@@ -3,7 +3,7 @@
 With --memory: what each of six runs in one process leaves behind, which should be nothing.
 
 Models have the dims of Qwen2.5, T = 2048, 32,768 tokens an update. Our rows are updates of aprtrain.loop's Trainer
-with the classes of a real run (Batches, Teacher, Decoder, FlatAdamW, the loss head), only that models are random
+with the classes of a real run (Batches, Teacher, Decoder, FlatOptimizer, the loss head), only that models are random
 instead of read. A row tells tokens a second (median of the updates after warm-up), the peak of memory beside the
 plan, and, from updates of their own, the milliseconds of each stage between device events. The floor is the useful
 arithmetic of budget.flops_of at 790 TFLOP/s, the bf16 product of an H200 on random data; the teacher's head counts.

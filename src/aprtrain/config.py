@@ -24,7 +24,7 @@ from aprfmt.schema import OptionRow, option
 from aprfmt.schema import rows as option_rows
 from aprfmt.types import Json, JsonObject, PathLike
 from aprtrain.lora_spec import parse_lora
-from aprtrain.loss_names import MIXTURES, unknown_loss
+from aprtrain.plugins import LOSSES, MIXTURES, OPTIMIZERS
 
 ENV_PREFIX = "APR_DISTILL_"
 _DISTILL, _PRETRAIN = ("distill",), ("pretrain",)
@@ -174,11 +174,17 @@ class Config:
     warmup_steps: int | None = _what(
         None, "Linear warmup steps (default: 2 % of --total-steps, at least 100, but at most 10 %).", low=0
     )
+    optimizer: str = _what(
+        "adamw",
+        "Optimizer: adamw, muon (matrices of layers; AdamW for all else), or an installed one (entry points "
+        "aprtrain.optimizers).",
+        metavar="adamw|muon|NAME",
+    )
     beta1: float = _what(0.9, "AdamW beta1.", low=0, high=0.999999)
     beta2: float = _what(0.95, "AdamW beta2.", low=0, high=0.999999)
     eps: float = _what(1e-8, "AdamW epsilon.", low=1e-20, high=1)
     weight_decay: float = _what(
-        _USUAL["weight_decay"], "AdamW weight decay of matrices.", low=0, high=10,
+        _USUAL["weight_decay"], "Weight decay of matrices.", low=0, high=10,
         shown=f"{_USUAL['weight_decay']:g}, quantized student 0",
     )  # fmt: skip
     clip: float = _what(1.0, "Gradient clipping norm; 0: off.", low=0)
@@ -607,7 +613,8 @@ def _check_together(config: Config, command: str) -> None:
         (c.qat is not None and c.lora is not None, "--qat and --lora are mutually exclusive",
             "merge the adapter first, then train the merged model into the preset"),
         (c.qat is not None and c.shard != "states", "--qat does not support --shard weights", "leave out --shard"),
-        (unknown_loss(c.loss) is not None, f"--loss: {unknown_loss(c.loss)}", None),
+        (LOSSES.unknown(c.loss) is not None, f"--loss: {LOSSES.unknown(c.loss)}", None),
+        (OPTIMIZERS.unknown(c.optimizer) is not None, f"--optimizer: {OPTIMIZERS.unknown(c.optimizer)}", None),
         (c.beta != Config.beta and c.loss not in MIXTURES, "--beta needs --loss jsd or skew",
             "add one of them, or leave out --beta"),
         ((c.like is None) != (c.shape is None), "--like and --shape must be given together",

@@ -30,7 +30,8 @@ from aprtrain.loss.objective import Objective
 from aprtrain.memory import MemoryRow
 from aprtrain.models import Origin
 from aprtrain.network.decoder import Decoder, head_name
-from aprtrain.optim.adamw import Optimizer, learning_rate
+from aprtrain.optim.flat import Optimizer
+from aprtrain.optim.rules import learning_rate
 from aprtrain.qat import Quantizer
 from aprtrain.report.metrics import Recorder, StepValues, mean_of, scores_text
 from aprtrain.sampler import Sampler

@@ -1,8 +1,8 @@
 """Peak memory of a run, from shapes alone: persistent memory, plus the largest of a step's phases.
 
 Bytes per parameter: compute copy 2 (on the CPU, which computes with the masters, none, but 4 with --qat), master 4,
-moments 4 + 4, gradient 4; with several processes each has its part of masters and moments, with --shard weights of all
-four, plus the blocks in use and the head with its gradient.
+moments 4 + 4 (with Muon 4 for matrices of layers), gradient 4; with several processes each has its part of masters and
+moments, with --shard weights of all four, plus the blocks in use and the head with its gradient.
 
 On the CPU, host memory also contains libraries, and in the process that saves, the copy from which a checkpoint is
 written.
@@ -32,6 +32,7 @@ from aprtrain.models import GATE_TOKENS, TrainingPair, is_lora_in_blocks
 from aprtrain.network.lora import lora_params
 from aprtrain.network.shape import Shape
 from aprtrain.network.weights import NetworkSource
+from aprtrain.optim.rules import rule_of
 from aprtrain.qat import grid_bytes
 from aprtrain.sampler import sampling_bytes
 from aprtrain.selection import fuses
@@ -139,7 +140,14 @@ def _residency_words(residency: str, dtype: torch.dtype, *, known: bool) -> str:
 def checkpoint_bytes(config: Config, s: Shape) -> int:
     """Host memory of the copy of the student and its optimizer states from which a checkpoint is written."""
     trained = s.n_params if config.lora is None else lora_params(s, parse_lora(config.lora))
-    return s.n_params * (4 if config.save_dtype == "f32" else 2) + 12 * trained
+    return s.n_params * (4 if config.save_dtype == "f32" else 2) + _state_bytes(config, s, trained)
+
+
+def _state_bytes(config: Config, s: Shape, trained: int) -> int:
+    """Masters and the optimizer's states of `trained` parameters, where layers count as if they were matrices only."""
+    of_layer, of_outer = (len(rule_of(config.optimizer).kinds(name, (2, 2))) for name in ("qkv", "embed"))
+    outer = 0 if config.lora is not None else s.n_params - s.n_layers * s.n_layer_params
+    return 4 * (of_layer * (trained - outer) + of_outer * outer)
 
 
 def _weights(config: Config, pair: TrainingPair, width: int, processes: int) -> list[MemoryRow]:
@@ -149,7 +157,7 @@ def _weights(config: Config, pair: TrainingPair, width: int, processes: int) -> 
         return _lora_weights(config, config.lora, pair, width, processes)
     p, head, block = s.n_params, s.vocab_rows * s.d_model, s.n_layer_params
     rest = p - s.n_layers * block
-    states = MemoryRow("student: master weights, moments", 12 * p // processes)
+    states = MemoryRow("student: master weights, moments", _state_bytes(config, s, p) // processes)
     if config.shard == "weights":
         # A block and the next, as gathered and as used; the gradient of one, and those of two in float32 in transit.
         return [
@@ -172,7 +180,9 @@ def _lora_weights(config: Config, lora: str, pair: TrainingPair, width: int, pro
     frozen = estimate_bytes(pair.student, "q4k") if in_blocks else width * s.n_params
     return [
         MemoryRow(f"student: frozen weights, {'q4k' if in_blocks else 'f32' if width == 4 else 'bf16'}", frozen),
-        MemoryRow("student: adapters, moments, gradient", 12 * pairs // processes + (4 + width) * pairs),
+        MemoryRow(
+            "student: adapters, moments, gradient", _state_bytes(config, s, pairs) // processes + (4 + width) * pairs
+        ),
     ]
 
 

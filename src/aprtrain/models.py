@@ -63,7 +63,9 @@ from aprtrain.network.weights import (
     open_network,
     refuse_zeros,
 )
-from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings, ShardedAdamW, shard_weights
+from aprtrain.optim.flat import FlatOptimizer, Optimizer
+from aprtrain.optim.rules import Settings, rule_of
+from aprtrain.optim.sharded import ShardedOptimizer, shard_weights
 from aprtrain.qat import Quantizer, qat_preset, types_of
 from aprtrain.teacher.files import TeacherTargets
 from aprtrain.teacher.teacher import BlocksDecoder, Teacher, note_decoded, residency_of, teacher_dtype
@@ -198,19 +200,24 @@ def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Deco
     quantizer = Quantizer(pair.student, pair.qat_types, config.qat_every) if pair.qat_types else None
     shape, dtype = pair.student.shape, torch.bfloat16 if world.device.type == "cuda" else torch.float32
     settings = Settings((config.beta1, config.beta2), config.eps, config.weight_decay, config.clip)
+    rule = rule_of(config.optimizer)
+
+    def matrices(parameter: str, whole: Tensor) -> list[Tensor]:
+        return [part for _, part in hf_parts(shape, parameter, whole)]
+
     decoder: Decoder
     optimizer: Optimizer
     if config.lora is not None:
         decoder = _load_lora(config, pair.student, dtype, world.device)
         if config.is_compiled(world.device.type):
             decoder.compile_blocks()
-        return decoder, FlatAdamW(decoder, settings, world), None
+        return decoder, FlatOptimizer(decoder, settings, world, rule=rule), None
     if config.shard == "weights":
         decoder = shard_weights(shape, dtype, world)
-        optimizer = ShardedAdamW(decoder, settings, world)
+        optimizer = ShardedOptimizer(decoder, settings, world, rule, matrices)
     else:
         decoder = Decoder(shape, dtype, world.device)
-        optimizer = FlatAdamW(decoder, settings, world, quantizer)
+        optimizer = FlatOptimizer(decoder, settings, world, quantizer, rule, matrices)
     decoder.recompute = config.recompute
 
     def write(parameter: str, whole: Tensor) -> None:

@@ -39,7 +39,7 @@ from aprfmt.types import Array
 from aprtrain.kernels import encode as kernels
 from aprtrain.network.decoder import hf_names
 from aprtrain.network.weights import NetworkSource
-from aprtrain.optim.adamw import BufferSlice
+from aprtrain.optim.flat import BufferSlice
 
 UNIFORM = ("nvfp4", "mxfp4")
 """Types without a preset of their own: every matrix gets this type, as with `apr quantize --pure`."""

@@ -36,7 +36,7 @@ from aprtrain.config import digest_of, is_value, what_fields
 from aprtrain.loop import Progress
 from aprtrain.network.weights import NetworkSource
 from aprtrain.nodes import fetch
-from aprtrain.optim.adamw import KINDS
+from aprtrain.optim.rules import rule_of
 from aprtrain.world import World
 
 
@@ -170,8 +170,8 @@ def _checked(folder: Path, step: int, world: World) -> Saved:
     with ExitStack() as stack:
         try:
             state = stack.enter_context(open_state(state_file(folder, step)))
-            _check_tensors(state, step)
             saved = _saved_of(state, step)
+            _check_tensors(state, step, str(saved.config["optimizer"]))
             checks = [
                 partial(_check_model, model_file(folder, step), state),
                 *(partial(_check, state, n) for n in state),
@@ -222,14 +222,15 @@ def is_finished(folder: Path, saved: Saved) -> bool:
     return True
 
 
-def _check_tensors(state: State, step: int) -> None:
+def _check_tensors(state: State, step: int, optimizer: str) -> None:
     """Checks that the tensors are matching masters and moments, "step" and "rng". Raises CorruptError."""
+    rule = rule_of(optimizer)
     random = torch.get_rng_state()
     wanted = {"rng": ("U8", tuple(random.shape)), "step": ("F32", ())}
     for name, (_, shape) in state.forms.items():
         kind, _, parameter = name.partition(".")
-        if kind == KINDS[0] and parameter:
-            wanted |= {f"{other}.{parameter}": ("F32", shape) for other in KINDS}
+        if kind == "master" and parameter:
+            wanted |= {f"{other}.{parameter}": ("F32", shape) for other in rule.kinds(parameter, shape)}
     for name in (*wanted, *state.forms):
         found = state.forms.get(name)
         if found != wanted.get(name):

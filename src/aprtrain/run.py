@@ -54,7 +54,7 @@ from aprtrain.models import (
 )
 from aprtrain.network.decoder import Decoder
 from aprtrain.nodes import fetch
-from aprtrain.optim.adamw import Optimizer, load_states
+from aprtrain.optim.flat import Optimizer, load_states
 from aprtrain.qat import Quantizer
 from aprtrain.report.metrics import Recorder, settings_table
 from aprtrain.resume import Saved, check_student, find_checkpoint, is_finished, point_latest_at, state_file

@@ -14,7 +14,7 @@ from aprtrain.models import TrainingPair
 from aprtrain.network.attention import places
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape
-from aprtrain.optim.adamw import note_adamw
+from aprtrain.optim.rules import note_adamw
 from aprtrain.teacher.teacher import Teacher
 
 _UNTRIED = "if it agrees with torch's on the GPU"

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "src/aprtrain"
 
 # Lowest first. Rooms of one layer stand side by side and do not know each other.
 LAYERS: list[set[str]] = [
-    {"features", "lora_spec", "loss_names"},
+    {"features", "lora_spec", "plugins"},
     {"world", "config", "kernels"},
     {"network", "nodes"},
     {"loss"},

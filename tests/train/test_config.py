@@ -24,7 +24,7 @@ from aprtrain.config import (
     usual_values,
     what_fields,
 )
-from aprtrain.optim.adamw import learning_rate
+from aprtrain.optim.rules import learning_rate
 
 BASE: dict[str, Any] = {"teacher": "t", "student": "s", "data": "d", "output": "o", "steps": 200}
 

@@ -24,7 +24,7 @@ from aprtrain.kernels import gated
 from aprtrain.loss.head import note_kernel
 from aprtrain.network.attention import choose
 from aprtrain.network.decoder import Decoder
-from aprtrain.optim.adamw import note_adamw
+from aprtrain.optim.rules import note_adamw
 from aprtrain.selection import expect_kernels
 from aprtrain.teacher.teacher import check_residency
 

@@ -76,6 +76,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "lr": ({}, {"lr": 1e-3}),
     "lr_final": ({"warmup_steps": 0}, {"warmup_steps": 0, "lr_final": 0.5}),
     "warmup_steps": ({}, {"warmup_steps": 2}),
+    "optimizer": ({}, {"optimizer": "muon"}),
     "beta1": ({}, {"beta1": 0.5}),
     "beta2": ({}, {"beta2": 0.5}),
     "eps": ({}, {"eps": 1e-2}),

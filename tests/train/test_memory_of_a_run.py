@@ -21,7 +21,7 @@ from aprtrain.checkpoints.checkpoint import Saver, Snapshot
 from aprtrain.loop import Trainer
 from aprtrain.models import load_student, load_teacher
 from aprtrain.network.decoder import Decoder
-from aprtrain.optim.adamw import FlatAdamW
+from aprtrain.optim.flat import FlatOptimizer
 
 Distil = Callable[..., dict[str, Any]]
 
@@ -33,9 +33,9 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, weakref.ref[Any]
 
     def student(*args: Any) -> tuple[Decoder, Any, Any]:
         network, optimizer, quantizer = load_student(*args)
-        assert isinstance(optimizer, FlatAdamW)
+        assert isinstance(optimizer, FlatOptimizer)
         parts = {"student": network, "block": network.blocks[0], "parameter": network.embed}
-        parts |= {"optimizer": optimizer, "gradient": optimizer.grad, "moments": optimizer.adam.mean[0]}
+        parts |= {"optimizer": optimizer, "gradient": optimizer.grad, "moments": optimizer.updates.states[0]["mean"]}
         found.update({name: weakref.ref(part) for name, part in parts.items()})
         return network, optimizer, quantizer
 

@@ -27,8 +27,9 @@ from aprtrain.kernels.encode import encode, fit_steps
 from aprtrain.models import new_student
 from aprtrain.network.decoder import Decoder, hf_names, hf_parts
 from aprtrain.network.weights import fill, open_network
-from aprtrain.optim import adamw
-from aprtrain.optim.adamw import FlatAdamW, Settings
+from aprtrain.optim import flat
+from aprtrain.optim.flat import FlatOptimizer
+from aprtrain.optim.rules import Settings
 from aprtrain.qat import SEARCHED, Quantizer, encode_on_host, grid_bytes, grid_of, types_of
 from aprtrain.run import run
 from aprtrain.world import World
@@ -200,7 +201,7 @@ def trained(teacher_file: Path, preset: str, world: World) -> tuple[dict[str, Te
     with open_network(teacher_file) as network:
         quantizer = Quantizer(network, types_of(network, preset), 4)
         decoder = Decoder(network.shape)
-        optimizer = FlatAdamW(decoder, Settings(), world, quantizer)
+        optimizer = FlatOptimizer(decoder, Settings(), world, quantizer)
 
         def write(parameter: str, whole: Tensor) -> None:
             for name, target in hf_parts(network.shape, parameter, whole):
@@ -221,7 +222,7 @@ def trained(teacher_file: Path, preset: str, world: World) -> tuple[dict[str, Te
 
 @pytest.mark.parametrize("preset", ["q4_0", "q4_k_m"])
 def test_processes_round_their_parts(teacher_file: Path, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adamw, "_BUCKET", 1 << 14)
+    monkeypatch.setattr(flat, "_BUCKET", 1 << 14)
     masters, copies = trained(teacher_file, preset, World(torch.device("cpu")))
     for found, weights_of in Threads(2).run(lambda world: trained(teacher_file, preset, world)):
         for name, master in masters.items():

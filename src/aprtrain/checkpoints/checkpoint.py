@@ -57,7 +57,7 @@ from aprtrain.checkpoints.state import out_tensor, save_state, tensor_bytes
 from aprtrain.features import current, reason_of
 from aprtrain.network.decoder import Decoder, hf_names, hf_parts
 from aprtrain.network.lora import merged
-from aprtrain.optim.adamw import Optimizer, states
+from aprtrain.optim.flat import Optimizer, states
 from aprtrain.qat import Quantizer
 
 LINEAGE = "aprfmt.lineage"

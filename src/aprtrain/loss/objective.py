@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from aprfmt.errors import UsageError
-from aprtrain.loss_names import MIXTURES, installed, unknown_loss
+from aprtrain.plugins import LOSSES, MIXTURES
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Objective:
             raise UsageError(f"the KD weight must be from 0 to 1, not {self.kd_weight}")
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
             raise UsageError(f"the temperature must be above 0, not {self.temperature}")
-        if (fault := unknown_loss(self.kind)) is not None:
+        if (fault := LOSSES.unknown(self.kind)) is not None:
             raise UsageError(fault)
         if self.kind in MIXTURES and not 0 < self.beta < 1:
             raise UsageError(
@@ -153,10 +153,10 @@ DIVERGENCES: dict[str, Divergence] = {
 
 
 def divergence_of(kind: str) -> Divergence:
-    """A divergence by its name, see `loss_names`. Raises UsageError."""
-    if (fault := unknown_loss(kind)) is not None:
+    """A divergence by its name, see `plugins.LOSSES`. Raises UsageError."""
+    if (fault := LOSSES.unknown(kind)) is not None:
         raise UsageError(fault)
-    added: Divergence | None = None if kind in DIVERGENCES else installed()[kind].load()
+    added: Divergence | None = None if kind in DIVERGENCES else LOSSES.installed()[kind].load()
     return added or DIVERGENCES[kind]
 
 

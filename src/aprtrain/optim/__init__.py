@@ -1,1 +1,1 @@
-"""AdamW over flat buffers, divided among processes."""
+"""Update rules over flat buffers, divided among processes."""

@@ -18,9 +18,9 @@ from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.loss.head import Softcaps, distill_head, head_bytes, plain_bytes
 from aprtrain.loss.objective import Objective, RowLosses, dense
 from aprtrain.loss.topk import TopK
-from aprtrain.loss_names import BUILT_IN
+from aprtrain.plugins import LOSSES
 
-KINDS = BUILT_IN
+KINDS = LOSSES.built_in
 head = Head(chunk=8)
 
 

@@ -16,12 +16,12 @@ from train_head import Problem, expected, problem
 
 from aprfmt.errors import UsageError
 from aprfmt.texts.sequences import IGNORED
-from aprtrain import loss_names as names
+from aprtrain import plugins
 from aprtrain.loss import objective as module
 from aprtrain.loss.objective import Objective, dense
-from aprtrain.loss_names import BUILT_IN
+from aprtrain.plugins import LOSSES, MIXTURES
 
-KINDS = BUILT_IN
+KINDS = LOSSES.built_in
 OBJECTIVES = [
     Objective(weight, temperature, kind, 0.3)
     for weight, temperature, kind in itertools.product((0.0, 0.3, 0.7, 1.0), (1.0, 2.0, 4.0), KINDS)
@@ -174,7 +174,7 @@ def test_values_out_of_range_are_refused(values: dict[str, Any], message: str) -
 
 def test_a_package_adds_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry point names a function of the table's form; here half the squared distance of the probabilities."""
-    point = EntryPoint("brier", "added_losses:brier", names.ENTRY_POINTS)
+    point = EntryPoint("brier", "added_losses:brier", LOSSES.group)
     module_of_it = ModuleType("added_losses")
 
     def brier(logp: Tensor, logq: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -184,16 +184,16 @@ def test_a_package_adds_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 
     vars(module_of_it)["brier"] = brier
     monkeypatch.setitem(sys.modules, "added_losses", module_of_it)
-    monkeypatch.setattr(names, "entry_points", lambda group: [point] if group == names.ENTRY_POINTS else [])
-    names.installed.cache_clear()
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == LOSSES.group else [])
+    plugins._installed.cache_clear()
     try:
         check_differences(Objective(0.7, 3.0, "brier"))
         with pytest.raises(UsageError, match="use forward, reverse, skew, jsd, tv, brier"):
             Objective(kind="fkl")
     finally:
-        names.installed.cache_clear()
+        plugins._installed.cache_clear()
 
 
 def test_the_table_has_the_names_of_the_options() -> None:
-    assert set(module.DIVERGENCES) == set(BUILT_IN)
-    assert set(names.MIXTURES) <= set(BUILT_IN)
+    assert set(module.DIVERGENCES) == set(LOSSES.built_in)
+    assert set(MIXTURES) <= set(LOSSES.built_in)

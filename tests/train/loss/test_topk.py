@@ -16,9 +16,9 @@ from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.loss.head import HeadOut, Softcaps, distill_head, head_bytes
 from aprtrain.loss.objective import Objective
 from aprtrain.loss.topk import TopK, sparse, top_k_of
-from aprtrain.loss_names import BUILT_IN
+from aprtrain.plugins import LOSSES
 
-KINDS = BUILT_IN
+KINDS = LOSSES.built_in
 
 
 def top_of(p: Problem, k: int, temperature: float) -> TopK:

@@ -25,8 +25,10 @@ from aprtrain.loss.head import distill_head
 from aprtrain.loss.objective import Objective
 from aprtrain.network.decoder import Decoder, hf_parts
 from aprtrain.network.weights import fill, open_network
-from aprtrain.optim import adamw as optim
-from aprtrain.optim.adamw import KINDS, FlatAdamW, Optimizer, Settings, ShardedAdamW, load_states, shard_weights, states
+from aprtrain.optim import flat
+from aprtrain.optim.flat import FlatOptimizer, Optimizer, load_states, states
+from aprtrain.optim.rules import ADAMW, RULES, Settings, UpdateRule
+from aprtrain.optim.sharded import ShardedOptimizer, shard_weights
 from aprtrain.run import run
 from aprtrain.world import ReportedByFirst, World, join_world
 
@@ -44,14 +46,20 @@ def network(dtype: torch.dtype) -> nn.Module:
 
 
 def grow(
-    world: World, dtype: torch.dtype, *, steps: int = 3, start: Found | None = None, passes: int = 12
-) -> tuple[Found, FlatAdamW, nn.Module]:
+    world: World,
+    dtype: torch.dtype,
+    *,
+    steps: int = 3,
+    start: Found | None = None,
+    passes: int = 12,
+    rule: UpdateRule = ADAMW,
+) -> tuple[Found, FlatOptimizer, nn.Module]:
     """Some updates by a loss of which each process has its share of all `passes`; gives all states."""
     net = network(dtype)
-    optimizer = FlatAdamW(net, SETTINGS, world)
+    optimizer = FlatOptimizer(net, SETTINGS, world, rule=rule)
     if start is not None:
         load_states(optimizer, start)
-    begin = int(optimizer.adam.count)
+    begin = int(optimizer.updates.count)
     for step in range(begin, begin + steps):
         inputs = torch.rand(12, 7, generator=torch.Generator().manual_seed(step)).to(dtype)
         optimizer.clear()
@@ -67,12 +75,13 @@ def grow(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("size", "passes"), [(2, 2), (2, 4), (3, 3), (4, 12)])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_processes_with_a_part_each_do_what_one_does(
-    dtype: torch.dtype, size: int, passes: int, monkeypatch: pytest.MonkeyPatch
+    rule: UpdateRule, dtype: torch.dtype, size: int, passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optim, "_BUCKET", 300)
-    alone, one, net = grow(World(torch.device("cpu")), dtype, passes=passes)
-    together = Threads(size).run(lambda world: grow(world, dtype, passes=passes))
+    monkeypatch.setattr(flat, "_BUCKET", 300)
+    alone, one, net = grow(World(torch.device("cpu")), dtype, passes=passes, rule=rule)
+    together = Threads(size).run(lambda world: grow(world, dtype, passes=passes, rule=rule))
     for found, optimizer, mine in together:
         assert found.keys() == alone.keys()
         for name, tensor in found.items():
@@ -80,8 +89,8 @@ def test_processes_with_a_part_each_do_what_one_does(
             assert torch.allclose(tensor, alone[name], atol=1e-6), name
         for a, b in zip(mine.parameters(), net.parameters(), strict=True):
             assert torch.allclose(a, b, atol=1e-6 if dtype == torch.float32 else 1e-2)
-        held = [optimizer.master, *optimizer.adam.mean, *optimizer.adam.square]
-        most = 3 * (one.master.numel() // size + 64 * len(optimizer.adam.mean))
+        held = [optimizer.master, *(state for each in optimizer.updates.states for state in each.values())]
+        most = 3 * (one.master.numel() // size + 64 * len(optimizer.updates.states))
         assert sum(tensor.numel() for tensor in held) <= most
 
 
@@ -118,7 +127,7 @@ def test_gradients_that_are_not_finite_in_one_process_change_nothing_in_any() ->
 
 def test_buckets_are_sent_while_the_backward_pass_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the second update on: the last layer's gradient is on its way when the first layer's is formed."""
-    monkeypatch.setattr(optim, "_BUCKET", 1)
+    monkeypatch.setattr(flat, "_BUCKET", 1)
     threads = Threads(2)
     seen: list[int] = []
 
@@ -191,10 +200,17 @@ def test_two_processes_train_what_one_trains(train: Run, tmp_path: Path, command
     one, two = (lines(tmp_path / to, "evaluation") for to in ("one", "two"))
     assert [s["ce"] for s in one] == pytest.approx([s["ce"] for s in two], rel=1e-4)
     (a, _), (b, _) = (train_runs.load_state(tmp_path / to / "ckpt-step-000006.state") for to in ("one", "two"))
-    assert {name.split(".")[0] for name in a} == {*KINDS, "step", "rng"}
+    assert {name.split(".")[0] for name in a} == {"master", *ADAMW.states, "step", "rng"}
     assert torch.equal(a["step"], b["step"])
-    for kind in KINDS:
+    for kind in ("master", *ADAMW.states):
         assert train_runs.close(*({name: t for name, t in of.items() if name.startswith(kind)} for of in (a, b))), kind
+
+
+@pytest.mark.parametrize("shard", ["states", "weights"])
+def test_two_processes_orient_matrices_as_one(train: Run, tmp_path: Path, shard: str) -> None:
+    train("one", optimizer="muon")
+    together(lambda rank: train("two", optimizer="muon", shard=shard))
+    assert_close(tmp_path / "one", tmp_path / "two")
 
 
 def test_a_run_goes_on_however_it_was_divided(train: Run, tmp_path: Path) -> None:
@@ -239,8 +255,8 @@ def test_divided_weights_compute_in_bf16_what_whole_ones_do(teacher_file: Path) 
             one = Decoder(network.shape, torch.bfloat16)
             two = shard_weights(network.shape, torch.bfloat16, world)
             optimizers: tuple[Optimizer, Optimizer] = (
-                FlatAdamW(one, SETTINGS, world),
-                ShardedAdamW(two, SETTINGS, world),
+                FlatOptimizer(one, SETTINGS, world),
+                ShardedOptimizer(two, SETTINGS, world),
             )
             for optimizer in optimizers:
                 optimizer.load("master", write)

@@ -1,18 +1,16 @@
-"""AdamW on flat buffers that hold all parameters, so that each operation is one kernel; with several processes each one
-updates its shard.
+"""The optimizer of a network that every process holds whole: flat buffers hold all parameters, so that each operation
+is one kernel; with several processes each one updates its shard.
 
 There are two flat buffers of P elements: the float32 gradient, and the compute copy in the network's dtype, of which
 the parameters are views. Matrices come first, since only they have weight decay. Each parameter begins at a multiple
 of 64 elements.
 
 The buffers are divided into buckets. Each of n processes owns one n-th of every bucket and holds float32 master
-weights, mean and square of that part only. An update reduce-scatters the gradient, updates the owned weights, and
-all-gathers the compute copy: one n-th of the states and of the work, for at most the traffic of an all-reduce of the
-gradient (Rajbhandari et al., ZeRO, 2020, stage 1). Buckets are reduced while the last backward pass of the update
-still computes earlier layers, and gathered until the next call of the network.
-
-    m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
-    w = w - lr (decay w + (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps))      (Loshchilov and Hutter, 2019)
+weights and the states of the update rule of that part only. An update reduce-scatters the gradient, updates the owned
+weights, and all-gathers the compute copy: one n-th of the states and of the work, for at most the traffic of an
+all-reduce of the gradient (Rajbhandari et al., ZeRO, 2020, stage 1). Buckets are reduced while the last backward pass
+of the update still computes earlier layers, and gathered until the next call of the network. A rule that needs whole
+matrices all-gathers their directions too, and each process orients those that it owns a part of.
 """
 
 from __future__ import annotations
@@ -22,110 +20,28 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
-from torch.optim.adamw import adamw
 
 from aprfmt.errors import CorruptError
-from aprtrain.features import current, importable
-from aprtrain.network.decoder import Decoder
-from aprtrain.network.shape import Shape
+from aprtrain.optim.rules import ADAMW, Settings, UpdateRule, Updates
 from aprtrain.world import Communication, World
-
-KINDS = ("master", "mean", "square")
-"""Master weights and moments, which an optimizer holds in float32 for each parameter."""
 
 _ALIGNMENT = 64
 _BUCKET = 1 << 25
 """Minimum elements of a full bucket: enough for the full rate of a link, few enough to start early."""
 
 
-def note_adamw(device: torch.device) -> bool:
-    """Whether the fused kernel updates weights on `device`; records the choice."""
-    fused = device.type == "cuda" and current().check("triton", importable("triton"))
-    current().use("AdamW", "Triton" if fused else "torch")
-    return fused
+Matrices = Callable[[str, Tensor], Sequence[Tensor]]
+"""(name of a parameter, its values) -> the weight matrices it is fused from, as views."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """AdamW's settings; `clip` is the gradient clipping norm, 0: off."""
-
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-    clip: float = 1.0
-
-
-class Adam:
-    """The moments of float32 tensors, and their fused AdamW update."""
-
-    def __init__(self, weights: Sequence[Tensor], decays: Sequence[bool], settings: Settings) -> None:
-        """`decays`: whether each tensor has weight decay."""
-        self._settings = settings
-        self._decays = decays
-        self.mean = [torch.zeros_like(w) for w in weights]
-        self.square = [torch.zeros_like(w) for w in weights]
-        self._counts = [torch.zeros((), device=w.device) for w in weights]
-
-    @property
-    def count(self) -> Tensor:
-        """Number of updates so far, a float32 scalar."""
-        return self._counts[0]
-
-    def of(self, kind: str, weights: list[Tensor]) -> list[Tensor]:
-        """The tensors of one of KINDS, given the master `weights`."""
-        return {"master": weights, "mean": self.mean, "square": self.square}[kind]
-
-    def set_count(self, count: Tensor) -> None:
-        """Sets the number of updates, when a run resumes."""
-        for own in self._counts:
-            own.copy_(count)
-
-    def update(
-        self,
-        weights: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        lr: float,
-        norm: Tensor,
-        loss: Tensor | None,
-        copies: Sequence[Tensor] = (),
-    ) -> None:
-        """Updates the weights unless the norm or the loss is not finite; the host does not wait.
-
-        `norm` is that of the whole gradient. The weights are also written to `copies`, in their dtype. Overwrites
-        `grads`.
-        """
-        s = self._settings
-        finite = torch.isfinite(norm) if loss is None else torch.isfinite(norm) & torch.isfinite(loss)
-        # The fused kernel skips the update if `skip` is 1 and divides the gradient by `scale`.
-        skip = (~finite).to(torch.float32)
-        scale = (norm / s.clip).clamp(min=1.0) if s.clip else torch.ones_like(norm)
-        if note_adamw(norm.device):
-            from aprtrain.kernels.adam_triton import update
-
-            betas = {"beta1": s.betas[0], "beta2": s.betas[1]}
-            for n, count in enumerate(self._counts):
-                count.add_(1 - skip)
-                update(
-                    weights[n], grads[n], self.mean[n], self.square[n], copies[n] if copies else None, skip, scale,
-                    count, lr=lr, eps=s.eps, decay=s.weight_decay if self._decays[n] else 0.0, **betas,
-                )  # fmt: skip
-            return
-        for decays in (True, False):
-            some = [i for i, own in enumerate(self._decays) if own is decays and weights[i].numel()]
-            if some:
-                adamw(
-                    [weights[i] for i in some], [grads[i] for i in some], [self.mean[i] for i in some],
-                    [self.square[i] for i in some], [], [self._counts[i] for i in some], fused=True,
-                    grad_scale=scale, found_inf=skip, amsgrad=False, maximize=False, lr=lr, eps=s.eps,
-                    beta1=s.betas[0], beta2=s.betas[1], weight_decay=s.weight_decay if decays else 0.0,
-                )  # fmt: skip
-        for copy, weight in zip(copies, weights, strict=False):
-            copy.copy_(weight)
+def unfused(name: str, whole: Tensor) -> Sequence[Tensor]:
+    """The matrices of a network whose parameters are not fused."""
+    return [whole]
 
 
 class Optimizer(Protocol):
@@ -135,7 +51,9 @@ class Optimizer(Protocol):
     """
 
     shapes: Mapping[str, tuple[int, ...]]
-    adam: Adam
+    updates: Updates
+    rule: UpdateRule
+    """That of the matrices of layers, see `UpdateRule.of`."""
     is_sharded: bool
     """Whether the network itself is sharded, so that no process can run it alone."""
 
@@ -160,13 +78,14 @@ class Optimizer(Protocol):
         """
 
     def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """Yields (name, values) of every parameter, for one of KINDS; on the device, valid until the next one.
+        """Yields (name, values) of every parameter that has one of `updates.kinds`, on the device until the next one.
 
         Overwrites the gradient.
         """
 
     def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
-        """Calls `write` with the name and a tensor on the device of every parameter, to fill in its values.
+        """Calls `write` with the name and a tensor on the device of every parameter that has one of `updates.kinds`, to
+        fill in its values.
 
         Overwrites the gradient.
         """
@@ -177,20 +96,22 @@ def states(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
 
     Each tensor is valid until the next one.
     """
-    for kind in KINDS:
+    for kind in optimizer.updates.kinds:
         for name, tensor in optimizer.gather(kind):
             yield f"{kind}.{name}", tensor
-    yield "step", optimizer.adam.count
+    yield "step", optimizer.updates.count
 
 
 def load_states(optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
     """Loads what `states` yielded; "rng" is ignored. Raises CorruptError if it belongs to another network."""
-    wanted = {f"{kind}.{name}" for kind in KINDS for name in optimizer.shapes} | {"step"}
+    wanted = {
+        f"{kind}.{name}" for name in optimizer.shapes for kind in optimizer.rule.kinds(name, optimizer.shapes[name])
+    } | {"step"}
     if wrong := sorted(wanted ^ (set(state) - {"rng"})):
         raise CorruptError("the saved optimizer state belongs to a different network", tensor=wrong[0])
-    for kind in KINDS:
+    for kind in optimizer.updates.kinds:
         optimizer.load(kind, partial(_read, state, kind))
-    optimizer.adam.set_count(state["step"])
+    optimizer.updates.set_count(state["step"])
 
 
 def _read(state: Mapping[str, Tensor], kind: str, name: str, target: Tensor) -> None:
@@ -214,11 +135,12 @@ class BufferSlice:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A range of the flat buffers: whole parameters, either all with weight decay or all without."""
+    """A range of the flat buffers: whole parameters with the same update rule, all with weight decay or all without."""
 
     start: int
     stop: int
     decays: bool
+    rule: UpdateRule
     names: frozenset[str]
 
     def of(self, flat_P: Tensor) -> Tensor:
@@ -254,7 +176,7 @@ class WeightRounding(Protocol):
         """Rounds a part of the compute copy, which begins at element `start`."""
 
 
-class FlatAdamW:
+class FlatOptimizer:
     """An Optimizer of a network that every process holds whole; the parameters become views of the compute copy.
 
     Each gradient is added to the float32 buffer as soon as autograd completes it, and then freed.
@@ -265,20 +187,23 @@ class FlatAdamW:
     def __init__(
         self,
         network: torch.nn.Module,
-        settings: Settings = Settings(),
+        settings: Settings | None = None,
         world: World | None = None,
         rounding: WeightRounding | None = None,
+        rule: UpdateRule = ADAMW,
+        matrices: Matrices = unfused,
     ) -> None:
         """From now on the network computes in the dtype of its parameters.
 
         Weights are rounded by `rounding` from the first `load` or update on.
         """
+        self.rule, self._matrices = rule, matrices
         self._parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
         self.shapes: Mapping[str, tuple[int, ...]] = {n: tuple(p.shape) for n, p in self._parameters.items()}
         first = next(iter(self._parameters.values()))
         self._world = world or World(first.device)
         alignment = max(_ALIGNMENT, rounding.alignment if rounding is not None else 0)
-        self.slices, self._buckets = _laid_out(self.shapes, self._world.size, alignment)
+        self.slices, self._buckets = _laid_out(self.shapes, self._world.size, alignment, rule)
         if rounding is not None:
             rounding.lay_out(self.slices)
         end = self._buckets[-1].stop
@@ -288,7 +213,8 @@ class FlatAdamW:
         self.master = self._compute if is_one else self.grad.new_zeros(end // self._world.size)
         self._masters = list(torch.split(self.master, [(b.stop - b.start) // self._world.size for b in self._buckets]))
         self._arriving: list[Communication] = []
-        self.adam = Adam(self._masters, [b.decays for b in self._buckets], settings)
+        decays, rules = [b.decays for b in self._buckets], [b.rule for b in self._buckets]
+        self.updates = Updates(self._masters, decays, settings or Settings(), rules)
         self._rounding: WeightRounding | None = None  # the parameters may be NaN still
         self.load("master", lambda name, whole: whole.copy_(self._parameters[name].detach()))
         self._rounding = rounding
@@ -310,9 +236,11 @@ class FlatAdamW:
         """Zeroes the gradient."""
         self.grad.zero_()
         self._awaited = None
-        # The gradient of the last layer is complete first; the last bucket, norms and biases, needs the first layer
-        # too.
-        self._unsent = sorted(self._buckets, key=lambda b: b.decays) if self._world.size > 1 else []
+        # The gradient of the last layer is complete first; the last buckets, of the embedding and of norms and biases,
+        # need the first layer too.
+        self._unsent = (
+            sorted(self._buckets, key=lambda b: (b.decays, b.rule is self.rule)) if self._world.size > 1 else []
+        )
 
     def grad_of(self, name: str) -> Tensor:
         """The float32 gradient of a parameter, in its shape."""
@@ -359,9 +287,22 @@ class FlatAdamW:
         norm = global_norm(get_total_norm(grads, foreach=False), self._world)
         alone = self._world.size == 1 and self._compute is not self.master
         copies = [bucket.of(self._compute) for bucket in self._buckets] if alone else ()
-        self.adam.update(self._masters, grads, lr, norm, loss, copies)
+        self.updates.update(self._masters, grads, lr, norm, loss, copies, self._orient)
         self._publish(is_copied=alone)
         return norm
+
+    def _orient(self, n: int, orient: Callable[[Tensor], Tensor]) -> None:
+        """Replaces the owned directions of a bucket by those of the whole matrices that they are a part of."""
+        bucket = self._buckets[n]
+        if self._world.size > 1:
+            self._world.all_gather(bucket.of(self.grad)).wait()
+        n_own = (bucket.stop - bucket.start) // self._world.size
+        start = bucket.start + n_own * self._world.rank
+        for name in bucket.names:
+            for matrix in self._matrices(name, self.slices[name].of(self.grad)):
+                first = matrix.storage_offset()
+                if first < start + n_own and start < first + matrix.numel():
+                    matrix.copy_(orient(matrix))
 
     @torch.no_grad()
     def search_scales(self) -> None:
@@ -379,7 +320,7 @@ class FlatAdamW:
 
     def _gathering(
         self,
-        pieces: Sequence[Tensor],
+        pieces: Sequence[Tensor | None],
         whole_P: Tensor,
         rounding: WeightRounding | None = None,
         *,
@@ -388,6 +329,8 @@ class FlatAdamW:
         """Starts to all-gather the parts that the processes own."""
         works = list[Communication]()
         for bucket, piece in zip(self._buckets, pieces, strict=True):
+            if piece is None:
+                continue
             own = bucket.own(whole_P, self._world)
             if not is_copied:
                 own.copy_(piece)
@@ -401,20 +344,24 @@ class FlatAdamW:
 
     @torch.no_grad()
     def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """Yields (name, values) of every parameter, for one of KINDS. See Optimizer."""
-        _wait(self._gathering(self.adam.of(kind, self._masters), self.grad))
-        for name, slice in self.slices.items():
+        """Yields (name, values) of every parameter that has one of `updates.kinds`. See Optimizer."""
+        _wait(self._gathering(self.updates.of(kind, self._masters), self.grad))
+        for name, slice in self._slices_of(kind):
             yield name, slice.of(self.grad)
+
+    def _slices_of(self, kind: str) -> list[tuple[str, BufferSlice]]:
+        return [(name, slice) for name, slice in self.slices.items() if kind in self.rule.kinds(name, slice.shape)]
 
     @torch.no_grad()
     def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
         """Calls `write` to fill in the values of every parameter. See Optimizer."""
-        for name, slice in self.slices.items():
+        for name, slice in self._slices_of(kind):
             write(name, slice.of(self.grad))
         if kind == "master" and self._rounding is not None:
             self._rounding.fix_steps(self.grad)
-        for bucket, piece in zip(self._buckets, self.adam.of(kind, self._masters), strict=True):
-            piece.copy_(bucket.own(self.grad, self._world))
+        for bucket, piece in zip(self._buckets, self.updates.of(kind, self._masters), strict=True):
+            if piece is not None:
+                piece.copy_(bucket.own(self.grad, self._world))
         if kind == "master":
             self._publish(searches=True)
 
@@ -433,153 +380,25 @@ def global_norm(own: Tensor, world: World) -> Tensor:
 
 
 def _laid_out(
-    shapes: Mapping[str, tuple[int, ...]], n: int, alignment: int = _ALIGNMENT
+    shapes: Mapping[str, tuple[int, ...]], n: int, alignment: int = _ALIGNMENT, rule: UpdateRule = ADAMW
 ) -> tuple[dict[str, BufferSlice], list[Bucket]]:
-    """Lays out slices and buckets for n processes; a single process needs two buckets only."""
+    """Lays out slices and buckets for n processes; a single process needs one bucket of each kind only."""
     slices, buckets, end = dict[str, BufferSlice](), list[Bucket](), 0
-    for decays in (True, False):
+    rules = {name: rule.of(name, shape) for name, shape in shapes.items()}
+    kinds = ((True, rule), (True, ADAMW), (False, rule), (False, ADAMW))
+    for decays, own in dict.fromkeys(kinds):
         start, names = end, list[str]()
-        some = [name for name, shape in shapes.items() if (len(shape) > 1) is decays]
+        some = [name for name, shape in shapes.items() if (len(shape) > 1) is decays and rules[name] is own]
         for name in some:
             slices[name] = BufferSlice(end, shapes[name])
             names.append(name)
             end += _up(math.prod(shapes[name]), alignment)
             if name == some[-1] or (n > 1 and end - start >= _BUCKET):
                 end = start + _up(end - start, alignment * n)
-                buckets.append(Bucket(start, end, decays, frozenset(names)))
+                buckets.append(Bucket(start, end, decays, own, frozenset(names)))
                 start, names = end, []
     return slices, buckets
 
 
 def _up(value: int, step: int) -> int:
     return -(-value // step) * step
-
-
-# --- weights divided among the processes ---
-
-
-def shard_weights(shape: Shape, dtype: torch.dtype, world: World) -> Decoder:
-    """A network that computes in `dtype` and is sharded over the processes; fill in its values with `load`."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    decoder = Decoder(shape, dtype, "meta").float()
-    mesh = init_device_mesh(world.device.type, (world.size,))
-    # Rotation tables stay float32.
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    for part in (*decoder.blocks, decoder):
-        sharded = fully_shard(part, mesh=mesh, mp_policy=policy)
-        # Each process's loss is its share of the mean, so gradients are summed, not averaged.
-        sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)
-    decoder.to_empty(device=world.device)
-    return decoder
-
-
-class ShardedAdamW:
-    """The Optimizer of a network from `shard_weights`, for a student that does not fit on one GPU.
-
-    Each process holds one n-th of the rows of every parameter in float32, with their moments and gradient. Gathered, in
-    the network's dtype, are only: one block while it runs, forward and backward; and the embedding, last norm and head
-    from the start of the forward pass to the end of the backward pass, since the loss reads the head in between.
-    Gradients are reduced in float32 after every micro-batch. Only the gradient of the head is computed whole, by the
-    loss (`grad_of`), and reduced once per update. So all processes must run the network together.
-    """
-
-    is_sharded = True
-
-    def __init__(self, network: torch.nn.Module, settings: Settings, world: World) -> None:
-        """Fill in the network's values with `load`."""
-        self._world = world
-        self._parameters: dict[str, Any] = dict(network.named_parameters())
-        self.shapes: Mapping[str, tuple[int, ...]] = {n: tuple(p.shape) for n, p in self._parameters.items()}
-        decays = [len(shape) > 1 for shape in self.shapes.values()]
-        self.adam = Adam(self._masters(), decays, settings)
-        self._formed: dict[str, Tensor] = {}
-
-    @torch.no_grad()
-    def _masters(self) -> list[Tensor]:
-        """This process's rows; looked up at each use, since FSDP may move them."""
-        return [p.to_local() for p in self._parameters.values()]
-
-    def _padded(self, name: str) -> tuple[int, ...]:
-        """A parameter's shape with its rows padded to a multiple of the number of processes."""
-        rows, *rest = self.shapes[name]
-        return (-(-rows // self._world.size) * self._world.size, *rest)
-
-    # --- the gradient ---
-
-    def clear(self) -> None:
-        """Zeroes the gradient."""
-        for parameter in self._parameters.values():
-            parameter.grad = None
-        for buffer in self._formed.values():
-            buffer.zero_()
-
-    def grad_of(self, name: str) -> Tensor:
-        """The float32 gradient of a parameter that the loss computes, at least in part. See Optimizer."""
-        if name not in self._formed:
-            self._formed[name] = torch.zeros(self._padded(name), device=self._world.device)
-        return self._formed[name][: self.shapes[name][0]]
-
-    def sync_next_backward(self) -> None:
-        """Does nothing: FSDP reduces every micro-batch."""
-
-    def search_scales(self) -> None:
-        """Does nothing: the weights are never rounded."""
-
-    def _grad(self, name: str, own: Tensor) -> Tensor:
-        """This process's rows of the reduced gradient."""
-        found = self._parameters[name].grad
-        grad = torch.zeros_like(own) if found is None else found.to_local()
-        if name in self._formed:
-            buffer = self._formed[name]
-            self._world.reduce_scatter(buffer).wait()
-            grad = grad + self._world.part(buffer)[: len(own)]
-        return grad
-
-    # --- the update ---
-
-    @torch.no_grad()
-    def step(self, lr: float, loss: Tensor | None = None) -> Tensor:
-        """Updates the weights; returns the norm of the gradient before clipping, on the device. See Optimizer."""
-        masters = self._masters()
-        grads = [self._grad(name, own) for name, own in zip(self.shapes, masters, strict=True)]
-        norm = global_norm(get_total_norm(grads), self._world)
-        self.adam.update(masters, grads, lr, norm, loss)
-        return norm
-
-    # --- values ---
-
-    @torch.no_grad()
-    def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """Yields (name, values) of every parameter, for one of KINDS, gathering one at a time. See Optimizer."""
-        for (name, shape), own in zip(self.shapes.items(), self.adam.of(kind, self._masters()), strict=True):
-            whole = torch.empty(self._padded(name), device=own.device)
-            self._world.part(whole)[: len(own)] = own
-            self._world.all_gather(whole).wait()
-            yield name, whole[: shape[0]]
-
-    @torch.no_grad()
-    def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
-        """Calls `write` to fill in the values of every parameter, one at a time. See Optimizer."""
-        for (name, shape), own in zip(self.shapes.items(), self.adam.of(kind, self._masters()), strict=True):
-            whole = torch.zeros(self._padded(name), device=own.device)
-            write(name, whole[: shape[0]])
-            own.copy_(self._world.part(whole)[: len(own)])
-
-
-# --- the rate ---
-
-
-def learning_rate(step: int, *, peak: float, total: int, warmup: int, final: float) -> float:
-    """The learning rate of update `step` (from 0): linear warmup, then cosine decay to `final` times the peak.
-
-    peak * (step + 1) / warmup for step < warmup, then peak * (final + (1 - final) * (1 + cos(pi * t)) / 2), where t
-    grows
-    from 0 to 1 at the last update and stays 1 beyond `total`.
-    """
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    done = (step - warmup) / max(1, total - 1 - warmup)
-    return peak * (final + (1 - final) * (1 + math.cos(math.pi * min(1.0, done))) / 2)
