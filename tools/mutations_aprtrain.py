@@ -149,7 +149,7 @@ APRTRAIN = (
         "test_rules.py::test_muon_leaves_embeddings_head_and_vectors_to_adamw",
         "and name not in _OUTER", ""),
     Mutation("a process orients its part of a matrix alone", "aprtrain/optim/flat.py:FlatOptimizer._orient",
-        "test_sharding.py::test_processes_with_a_part_each_do_what_one_does[muon",
+        "test_sharding.py::test_processes_with_a_part_each_do_what_one_does",
         "self._world.all_gather(bucket.of(self.grad)).wait()", "pass"),
     Mutation("a NaN stops nothing", "aprtrain/loop.py:Trainer._read_pending",
         "test_loop.py::test_a_nan_stops_the_run_and_the_weights_before_it_are_saved",
