@@ -383,7 +383,7 @@ APRTRAIN = (
         "test_chats.py::test_another_template_makes_other_data_of_conversations",
         "[found.is_chat]", "[0]"),
     # the teacher
-    Mutation("no look at the teacher", "aprtrain/run.py:_run_loop",
+    Mutation("no look at the teacher", "aprtrain/finish.py:run_loop",
         "test_guards.py::test_a_teacher_of_random_weights_is_refused "
         "test_guards.py::test_a_requantized_copy_of_the_teacher_is_refused",
         "parts.vocabulary is not None and scores", "False"),
@@ -514,7 +514,7 @@ APRTRAIN = (
     Mutation("ids of a large vocabulary lose their high bits", "aprfmt/formats/teacher_files.py:_restored",
         "test_teacher_files.py::test_ids_of_any_size_come_back_and_log_probabilities_within_a_step",
         "((1 << bits) - 1)) << 16", "((1 << bits) - 1)) << 15"),
-    Mutation("defaults of a pretrained student for all", "aprtrain/config.py:build",
+    Mutation("defaults of a pretrained student for all", "aprtrain/config_sources.py:build",
         "test_config.py::test_defaults_are_those_of_the_kind_of_student",
         'student_kind(values.get("student_init"), values.get("shape"))', '"pretrained"'),
     Mutation("files of a teacher are read unchecked", "aprfmt/formats/teacher_files.py:TeacherShard.read",
@@ -569,7 +569,7 @@ APRTRAIN = (
         "aprtrain/config.py:Config.stop", "test_config.py::test_settled_fills_in_what_follows",
         "min(self.steps, self.smoke or self.steps)", "self.steps"),
     # options and scores
-    Mutation("variables of the reference are passed over", "aprtrain/config.py:_read_environment",
+    Mutation("variables of the reference are passed over", "aprtrain/config_sources.py:_read_environment",
         "test_config.py::test_other_variables_of_the_reference_are_refused_by_name",
         "row is None:\n", "row is None:\n            continue\n"),
     Mutation("a score without inference", "aprtrain/evaluate.py:evaluate",
@@ -609,7 +609,7 @@ APRTRAIN = (
     Mutation("Triton is not asked for", "aprtrain/teacher/teacher.py:check_residency",
         "test_features.py::test_a_packed_teacher_on_a_gpu_without_triton_is_refused",
         "(found := importable(\"triton\")):", "(found := importable(\"triton\")) and residency == \"bf16\":"),
-    Mutation("the first copy of the weights is held all the time", "aprtrain/run.py:_run_loop",
+    Mutation("the first copy of the weights is held all the time", "aprtrain/finish.py:run_loop",
         "test_memory_of_a_run.py::test_the_copy_of_the_first_checkpoint_is_gone_at_the_first_step",
         "_try_to_save(trainer)",
         "held = trainer.snapshot({})\n            parts.saver and parts.saver.trial_save(held)"),

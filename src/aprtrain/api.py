@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aprfmt.running.evaluation import Evaluation
     from aprfmt.running.teacher import TeacherReport
     from aprtrain.config import Config
-    from aprtrain.run import Summary
+    from aprtrain.finish import Summary
 
 
 def evaluate(
@@ -263,7 +263,8 @@ def resume(run: PathLike, *, steps: int | None = None, stream: TextIO | None = N
 
 def _train(command: str, options: Mapping[str, object], config: PathLike | None, stream: TextIO | None) -> Summary:
     _require_torch()
-    from aprtrain.config import build, command_fields
+    from aprtrain.config import command_fields
+    from aprtrain.config_sources import build
     from aprtrain.run import run as train
 
     known = {row.name: row for row in command_fields(command)}

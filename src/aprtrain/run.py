@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-import math
-import os
-import statistics
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired, TextIO, TypedDict
+from typing import TextIO
 
 import torch
 
-from aprfmt.api import qa
-from aprfmt.errors import AprError, RefusedError, RunError, StorageError, UsageError
+from aprfmt.errors import RefusedError, RunError, UsageError
 from aprfmt.formats.hub_datasets import split_sources
-from aprfmt.inspection.run_report import PAGE, write_report
 from aprfmt.io.server_url import is_server
 from aprfmt.io.sink import check_no_inputs_inside
 from aprfmt.io.temporary import scratch_folder
-from aprfmt.text import format_clock
 from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.sequences import Windows, check_windows
 from aprfmt.texts.shards import Corpus, open_corpus
-from aprfmt.types import JsonObject, Numbers
+from aprfmt.types import Numbers
 from aprtrain import budget, features, guards
 from aprtrain.budget import check_means, flops_of
-from aprtrain.checkpoints.adapter import save_adapter
 from aprtrain.checkpoints.checkpoint import Saver, clear, lock_folder, prepare_folder
 from aprtrain.checkpoints.state import open_state
 from aprtrain.config import Config, changed_fields, command_fields, resolve, usual_values
 from aprtrain.data.batches import Batches, batch_of, shares_of
 from aprtrain.evaluate import evaluate
+from aprtrain.finish import Summary, run_loop
 from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Trainer
 from aprtrain.loss.objective import Objective
-from aprtrain.memory import MemoryRow, memory_plan, total
+from aprtrain.memory import MemoryRow, memory_plan
 from aprtrain.models import (
     Origin,
     TrainingPair,
@@ -69,48 +62,6 @@ _TOKENS = "tokens"
 _ANSWERS = "teacher"
 _LOST = ("gloo", "NCCL", "peer")
 """Words in torch.distributed's errors when another process has died."""
-
-
-class Summary(TypedDict):
-    """Result of a run; JSON data.
-
-    Attributes:
-        output, model: the run's folder (None with --smoke) and the final model (None if the run is not finished).
-        steps, tokens: totals since step 0, resumed runs included.
-        seconds, tokens_per_s: wall time of this process; median throughput of its steps.
-        first, last: scores of the first and the last evaluation.
-        loss: loss of the last step.
-        train: mean training metrics, as in the last log line.
-        checkpoints, failed_saves: saved steps; number of failed saves.
-        config, digest: the resolved configuration and its hash.
-        projected_steps, projected_seconds: length and estimated time of the whole run, with --smoke.
-        interrupted: number of the signal that stopped the run.
-        early: why the run stopped early.
-        qa: report of `apr qa`, with --qa.
-        damaged: newer checkpoints that were skipped on resume: `step` and `reason`.
-    """
-
-    command: str
-    output: str | None
-    model: str | None
-    steps: int
-    tokens: int
-    seconds: float
-    tokens_per_s: float | None
-    first: Numbers | None
-    last: Numbers | None
-    loss: float | None
-    train: Numbers | None
-    checkpoints: list[int]
-    failed_saves: int
-    config: JsonObject
-    digest: str
-    projected_steps: NotRequired[int]
-    projected_seconds: NotRequired[float]
-    interrupted: NotRequired[int]
-    early: NotRequired[str]
-    qa: NotRequired[dict[str, Any]]
-    damaged: NotRequired[list[JsonObject]]
 
 
 def run(
@@ -276,7 +227,7 @@ def _train(
     if saved:
         recorder.log(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
     with catch_signals(recorder.notice) as stop:
-        return _run_loop(Trainer(config, world, parts, saved.progress, stop), command, saved)
+        return run_loop(Trainer(config, world, parts, saved.progress, stop), command, saved)
 
 
 def _load(
@@ -492,160 +443,3 @@ def _log_unused_feature(recorder: Recorder, miss: features.Miss) -> None:
     """Logs a feature that turns out to be unusable during the run, for example because compilation fails."""
     recorder.record("not_used", asdict(miss))
     recorder.log(miss.text())
-
-
-# --- from the first evaluation to the summary ---
-
-
-def _run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
-    began = time.monotonic()
-    config, parts, world, progress = trainer.config, trainer.parts, trainer.world, trainer.progress
-    if not saved:
-        parts.recorder.log("evaluating before the first step")
-        scores = trainer.evaluate() if config.smoke is None else parts.evaluate()
-        if parts.vocabulary is not None and scores:
-            allow_weaker = config.allow_weaker_teacher
-            guards.check_scores(scores, parts.vocabulary.n_real, allow_weaker=allow_weaker, is_qat=bool(config.qat))
-        if config.smoke is None:
-            _try_to_save(trainer)
-        world.barrier()
-    peak_before = budget.peak_bytes(world.device)
-    budget.reset_peak(world.device)
-    _describe(trainer, "running")
-    try:
-        trainer.run()
-        is_done = trainer.is_done
-        if trainer.early is not None:
-            parts.recorder.log(f"early stop after step {progress.step}: {trainer.early}")
-        model = _finish(trainer, saved, is_done=is_done)
-    except Exception as error:
-        if parts.saver is not None:
-            parts.saver.wait()
-        message = error.message if isinstance(error, AprError) else f"{type(error).__name__}: {error}"
-        parts.recorder.record("error", {"step": progress.step, "message": message})
-        _describe(trainer, "failed")
-        raise
-    summary = _summarise(trainer, command, model, time.monotonic() - began)
-    summary["damaged"] = [asdict(damage) for damage in saved.damaged]
-    if trainer.early is not None:
-        summary["early"] = trainer.early
-    if not is_done:
-        summary["interrupted"] = trainer.stop.number or 15
-    if config.qa and model is not None:
-        summary["qa"] = _run_qa(model, parts.recorder)
-    facts = {"step": progress.step, "finished": is_done, **_log_memory(trainer, peak_before)}
-    parts.recorder.record("end", facts)
-    _describe(trainer, "done" if is_done else "interrupted", summary["seconds"])
-    return summary
-
-
-def _try_to_save(trainer: Trainer) -> None:
-    """Trial save before the first step; the copied weights are freed on return."""
-    snapshot = trainer.snapshot({})
-    if trainer.parts.saver is not None:
-        trainer.parts.saver.trial_save(snapshot)
-
-
-def _log_memory(trainer: Trainer, before: int | None) -> Numbers:
-    """Logs planned and peak GPU memory; `before` is the peak before the first step. {} without a GPU."""
-    after = budget.peak_bytes(trainer.world.device)
-    if before is None or after is None:
-        return {}
-    plan, peak = total(trainer.parts.plan), max(before, after)
-    trainer.parts.recorder.log(f"memory: plan {plan / 2**30:.2f} GiB, peak {peak / 2**30:.2f} GiB")
-    return {"memory_plan_bytes": plan, "memory_peak_bytes": peak}
-
-
-def _finish(trainer: Trainer, saved: Saved, *, is_done: bool) -> Path | None:
-    """Runs the last evaluation and saves the last checkpoint, unless the run was resumed from it.
-
-    Returns the path of the final model, or None if the run is not finished.
-    """
-    saver = trainer.parts.saver
-    if trainer.config.smoke is not None:
-        return None
-    known = trainer.progress.evaluations
-    is_scored = trainer.world.any(bool(known) and known[-1]["step"] == trainer.progress.step)  # and so it ended
-    scores = (known[-1] if known else {}) if is_scored else trainer.evaluate() if is_done else {}
-    if not (is_done and is_scored and saved and trainer.progress.step == saved.step):
-        trainer.save_now()
-    snapshot = trainer.snapshot(scores) if is_done else None
-    model = None
-    if saver is not None and snapshot is not None:
-        model = saver.finish(snapshot)
-        if (spec := trainer.parts.student.lora) is not None:
-            base = str(trainer.config.student or trainer.config.init)
-            masters = {k.removeprefix("master."): v for k, v in snapshot.state.items() if k.startswith("master.")}
-            paths = save_adapter(saver.folder, trainer.parts.student.shape, spec, masters, base)
-            trainer.parts.recorder.log(f"adapter: {', '.join(map(str, paths))}")
-    elif saver is not None and trainer.progress.step not in saver.saved:
-        raise StorageError(
-            "the run was stopped, but its last checkpoint could not be saved", path=saver.folder,
-            hint="the checkpoint named in `latest` is intact",
-        )  # fmt: skip
-    trainer.world.barrier()
-    return model
-
-
-def _run_qa(model: Path, recorder: Recorder) -> dict[str, object]:
-    """Runs `apr qa` on the model in llama.cpp; an error counts as not passed."""
-    recorder.log("running apr qa on the model in llama.cpp")
-    try:
-        report = qa(model, log=recorder.log, on_gate=lambda gate: recorder.doing(f"{gate.id}: {gate.status}"))
-    except AprError as error:
-        return {"passed": False, "error": error.message, "gates": []}
-    finally:
-        recorder.doing("")
-    recorder.record("qa", {"passed": report.passed})
-    return report.to_json()
-
-
-def _summarise(trainer: Trainer, command: str, model: Path | None, seconds: float) -> Summary:
-    config, parts, progress, saver = trainer.config, trainer.parts, trainer.progress, trainer.parts.saver
-    times = trainer.step_seconds[2:] or trainer.step_seconds
-    typical = statistics.median(times) if times else math.nan
-    mean = trainer.mean
-    summary: Summary = {
-        "command": command,
-        "output": None if saver is None else str(saver.folder),
-        "model": str(model) if model is not None else None,
-        "steps": progress.step,
-        "tokens": progress.tokens,
-        "seconds": seconds,
-        "tokens_per_s": config.tokens_per_step / typical if times else None,
-        "first": progress.evaluations[0] if progress.evaluations else None,
-        "last": progress.evaluations[-1] if progress.evaluations else None,
-        "loss": trainer.latest["loss"] if trainer.latest is not None else None,
-        "train": mean and {"loss": mean["loss"], "ce": mean["ce"], "kl": mean["kl1"], "agreement": mean["agreement"]},
-        "checkpoints": list(saver.saved) if saver is not None else [],
-        "failed_saves": saver.failed if saver is not None else 0,
-        "config": config.to_json(),
-        "digest": config.digest(),
-    }
-    if config.smoke is not None and times:
-        steps = config.steps or config.smoke
-        summary["projected_steps"], summary["projected_seconds"] = steps, steps * typical
-        parts.recorder.log(f"{steps} steps would take {format_clock(steps * typical)}")
-    return summary
-
-
-def _describe(trainer: Trainer, status: str, seconds: float | None = None) -> None:
-    """Writes the run's metadata into its folder, and its HTML report once it has ended."""
-    parts, progress = trainer.parts, trainer.progress
-    if parts.saver is None:
-        return
-    facts = {
-        **parts.origin,
-        "status": status,
-        "steps": progress.step,
-        "tokens": progress.tokens,
-        "evaluations": progress.evaluations,
-        "resolved": trainer.config.to_json(),
-        "cwd": os.getcwd(),  # to which relative paths refer
-    }
-    parts.saver.describe(facts | ({"seconds": seconds} if seconds is not None else {}))
-    if status != "running":
-        try:
-            write_report(parts.saver.folder, parts.saver.folder / PAGE, force=True)
-        except Exception as error:  # the models are saved, and `apr report` can retry
-            parts.recorder.log(f"{PAGE} could not be written: {error}")

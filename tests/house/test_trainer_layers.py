@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "src/aprtrain"
 LAYERS: list[set[str]] = [
     {"features", "lora_spec", "plugins"},
     {"world", "config", "kernels"},
-    {"network", "nodes"},
+    {"network", "nodes", "config_sources"},
     {"loss"},
     {"data"},
     {"teacher", "optim", "report"},
@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
     {"budget", "teach"},
     {"loop"},
     {"resume"},
+    {"finish"},
     {"run"},
     {"api"},
 ]

@@ -18,7 +18,8 @@ from aprfmt.inspection.run_report import FILE
 from aprfmt.provenance import provenance
 from aprtrain.checkpoints.checkpoint import ModelIdentity, Weights
 from aprtrain.checkpoints.state import open_state
-from aprtrain.config import Config, build
+from aprtrain.config import Config
+from aprtrain.config_sources import build
 from aprtrain.loss.head import HeadOut, distill_head
 from aprtrain.network.weights import NetworkSource
 from aprtrain.run import run

@@ -13,17 +13,8 @@ import pytest
 
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import NotFoundError, UsageError
-from aprtrain.config import (
-    DEFAULTS,
-    Config,
-    build,
-    changed_fields,
-    command_fields,
-    resolve,
-    schema,
-    usual_values,
-    what_fields,
-)
+from aprtrain.config import DEFAULTS, Config, changed_fields, command_fields, resolve, schema, usual_values, what_fields
+from aprtrain.config_sources import build
 from aprtrain.optim.rules import learning_rate
 
 BASE: dict[str, Any] = {"teacher": "t", "student": "s", "data": "d", "output": "o", "steps": 200}

@@ -18,7 +18,7 @@ from train_runs import lines, load_state, weights
 import aprfmt
 from aprfmt.errors import AprError, UsageError
 from aprfmt.formats import open as open_model
-from aprtrain.config import build
+from aprtrain.config_sources import build
 from aprtrain.lora_spec import LoraSpec, parse_lora
 from aprtrain.network.decoder import Block, Decoder
 from aprtrain.network.lora import add_lora, lora_params, merged

@@ -17,7 +17,7 @@ from train_runs import lines, weights
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.texts.encoding import HIDDEN, Encoder
 from aprfmt.texts.records import Chat
-from aprtrain.config import build
+from aprtrain.config_sources import build
 from aprtrain.network.decoder import Decoder, soft_cap
 from aprtrain.network.weights import open_network
 from aprtrain.sampler import Sampler, continue_prompts, read_prompts

@@ -22,7 +22,7 @@ from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import AprError, RefusedError, UnsupportedError, UsageError
 from aprtrain import qat
 from aprtrain.budget import plan
-from aprtrain.config import build
+from aprtrain.config_sources import build
 from aprtrain.kernels.encode import encode, fit_steps
 from aprtrain.models import new_student
 from aprtrain.network.decoder import Decoder, hf_names, hf_parts

@@ -28,7 +28,7 @@ from aprfmt.texts.shards import open_corpus, read_header
 from aprtrain import resume
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, read_pointer
 from aprtrain.checkpoints.state import State, open_state, save_state
-from aprtrain.config import build
+from aprtrain.config_sources import build
 from aprtrain.resume import find_checkpoint, model_file, state_file
 from aprtrain.run import run
 from aprtrain.world import ReportedByFirst, World
@@ -210,7 +210,7 @@ def test_latest_is_where_the_run_went_on_before_it_saves(
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("aprtrain.run._run_loop", killed)
+    monkeypatch.setattr("aprtrain.run.run_loop", killed)
     with pytest.raises(KeyboardInterrupt):
         distil(**MORE, resume=4)
     assert read_pointer(run_folder, LATEST) == 4

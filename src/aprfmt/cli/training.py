@@ -26,7 +26,7 @@ from aprfmt.text import format_bytes, format_count, format_seconds, format_setti
 if TYPE_CHECKING:
     from aprtrain.budget import Plan
     from aprtrain.config import Config
-    from aprtrain.run import Summary
+    from aprtrain.finish import Summary
 
 
 _PAUSE_S = 2.0
@@ -117,7 +117,8 @@ def train(command: str, given: Mapping[str, object], config: Path | None, *, pla
     if find_spec("torch") is None:
         raise MissingDependencyError("training needs torch", hint="pip install torch")
     from aprtrain import budget
-    from aprtrain.config import build, command_fields
+    from aprtrain.config import command_fields
+    from aprtrain.config_sources import build
 
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     for row in command_fields(command):

@@ -31,7 +31,7 @@ from aprfmt.formats.teacher_files import TeacherFiles, TeacherHeader, TeacherSha
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.sequences import Windows, pieces_of
 from aprfmt.texts.shards import open_corpus, read_header
-from aprtrain.config import build
+from aprtrain.config_sources import build
 from aprtrain.data.batches import batch_of
 from aprtrain.evaluate import evaluate
 from aprtrain.network.weights import load_decoder, open_network

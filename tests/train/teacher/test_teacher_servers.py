@@ -19,7 +19,7 @@ from aprfmt.formats import completions
 from aprfmt.formats.completions import API_KEY, FORMS
 from aprfmt.formats.teacher_files import TeacherFiles
 from aprtrain.budget import plan
-from aprtrain.config import build
+from aprtrain.config_sources import build
 from aprtrain.run import run
 
 GIVEN: dict[str, Any] = {"seq_len": 32, "held_out": 0.1, "top_k": 8}
