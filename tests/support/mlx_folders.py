@@ -13,37 +13,110 @@ from safetensors import safe_open
 
 from aprfmt.convert.targets.mlx import older_keys
 
+ONE_ATTENTION = {"layer_types": ["linear_attention"] * 3 + ["full_attention"], "num_hidden_layers": 4}
+LFM2 = {"block_dim": 64, "block_multiple_of": 32, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False}
 CHANGED: Mapping[str, Mapping[str, Any]] = {
+    "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
+    "deepseek_v2": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}},
+    "exaone_moe": {"is_moe_layer": [False, True, True, True]},
+    "glm_moe_dsa": {"topk_method": "noaux_tc", "moe_layer_freq": 1, "scoring_func": "sigmoid"},
+    "gpt2": {"n_ctx": 512},
+    "gpt_bigcode": {"n_inner": 256},
+    "gpt_neox": {"rotary_emb_base": 10000, "rotary_pct": 0.25, "intermediate_size": 256},
     "granite": {"intermediate_size": 128},  # its 8 bits come in groups of 64
     "granitemoe": {"intermediate_size": 128},
     "gemma3_text/whole": {"vocab_size": 600},  # which it reads beside text_config
-    "qwen3_next": {  # it knows the kinds of layers by this number alone
-        "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
-        "num_hidden_layers": 4,
-        "full_attention_interval": 4,
+    "gemma3n_text/whole": {
+        "text_config": {
+            "rope_local_base_freq": 10000.0, "rope_theta": 1e6, "final_logit_softcapping": 30.0, "laurel_rank": 64,
+            "hidden_size_per_layer_input": 256, "altup_num_inputs": 4, "altup_coef_clip": 120.0,
+            "altup_correct_scale": True, "altup_active_idx": 0, "tie_word_embeddings": True,
+        },
     },
-}
+    "gemma4_text/whole": {"vocab_size": 600},
+    "kimi_linear/published": {"rope_theta": 10000.0, "head_dim": 16, "model_max_length": 512},
+    "kimi_linear": {"rope_theta": 10000.0, "head_dim": 16, "model_max_length": 512},
+    "lfm2": LFM2,
+    "lfm2/vl": {"text_config": LFM2},
+    "llama4_text": {"tie_word_embeddings": True, "moe_layers": [], "interleave_moe_layer_step": 8},
+    "mamba2": {"intermediate_size": 128},
+    "minimax_m2": {"shared_intermediate_size": 0},
+    "qwen": {"kv_channels": 16},
+    "qwen3_5_text/whole": {"text_config": ONE_ATTENTION},
+    "qwen3_5_moe_text/whole": {"text_config": ONE_ATTENTION},
+    "qwen3_next": {**ONE_ATTENTION, "full_attention_interval": 4},  # it knows the kinds of layers by this number alone
+    "recurrent_gemma": {"conv1d_width": 4},
+}  # fmt: skip
 """What differs from the cases of arch_models."""
 
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "deci": {"model_type": "nemotron-nas"},
+    "granite4": {"layer_types": ["attention"] * 4},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba", "attention"]},
+    "lfm2/vl": {"model_type": "lfm2-vl"},
+    "qwen3_5_text/whole": {"text_config": {"rope_parameters": {"type": "default"}}},
+    "qwen3_5_moe_text/whole": {"text_config": {"rope_parameters": {"type": "default"}}},
+    "llama/llava": {"model_type": "pixtral"},
+    "youtu": {"model_type": "youtu_llm"},
+}
+"""Keys of config.json as published models have them, where transformers writes others."""
 
-def build(row: str, folder: Path, tokenizers: Mapping[str, Path], dtype: str = "float32") -> None:
-    """The base case of `row`, its config.json with the keys of transformers 4 beside those of transformers 5."""
-    case = arch_models.find_case(row)
-    case = replace(case, config={**case.config, **CHANGED.get(row, {})}, dtype=dtype)
+RENAMED: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "gpt2": ((r"^transformer\.", ""),),
+    "muse_glimmer_text": ((r"^model\.vision_", "vision_"),),
+}
+"""Patterns of the names that transformers saves, and what published checkpoints have instead."""
+
+FUSED = ("qwen3_5_moe_text/whole",)
+"""Cases whose published checkpoints have the experts of a layer in two tensors."""
+
+
+def build(case_id: str, folder: Path, tokenizers: Mapping[str, Path], dtype: str = "float32") -> None:
+    """The case of that id, its config.json with the keys of transformers 4 beside those of transformers 5."""
+    case, changed = arch_models.find_case(case_id), CHANGED.get(case_id, {})
+    renames = (*case.renames, *RENAMED.get(case_id, ()))
+    case = replace(case, config=_merged(case.config, changed), dtype=dtype, renames=renames)
     if case.computable:
         arch_models.build(case, folder, tokenizers)
     else:
         arch_models.write_checkpoint(case, folder, tokenizers)
+    if case_id in FUSED:
+        _fuse_experts(folder / "model.safetensors")
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    config |= {key: value for key, value in CHANGED.get(row, {}).items() if key not in config}
+    config |= {key: value for key, value in changed.items() if key not in config}
     if isinstance(part := config.get("text_config"), dict):
-        part |= older_keys(part) | {"tie_word_embeddings": config["tie_word_embeddings"]} | part
-        part["tie_word_embeddings"] = config["tie_word_embeddings"]
+        tied = config.get("tie_word_embeddings", part.get("tie_word_embeddings", True))
+        part |= older_keys(part) | part | {"tie_word_embeddings": tied}
     older = older_keys(config)
     if config.keys() >= {"hidden_size", "num_attention_heads"}:
         older["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
-    path.write_text(json.dumps(older | config, indent=2))
+    path.write_text(json.dumps(_merged(older | config, PUBLISHED.get(case_id, {})), indent=2))
+
+
+def _merged(config: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with the values of `changed`, which has only the other keys of a part of it."""
+    parts = {k: _merged(config.get(k, {}), value) for k, value in changed.items() if isinstance(value, dict)}
+    return {**config, **changed, **parts}
+
+
+def _fuse_experts(path: Path) -> None:
+    """Stacks the experts of each layer, the gate's rows before those of the up projection."""
+    import re
+
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path)
+    first = [name for name in tensors if re.search(r"\.experts\.0\.gate_proj\.weight$", name)]
+    for begin in (name.partition("experts.0.")[0] + "experts." for name in first):
+        count = sum(name.startswith(begin) and name.endswith(".gate_proj.weight") for name in tensors)
+        gate, up, down = (
+            torch.stack([tensors.pop(f"{begin}{e}.{word}_proj.weight") for e in range(count)])
+            for word in ("gate", "up", "down")
+        )
+        tensors |= {f"{begin}gate_up_proj": torch.cat((gate, up), 1), f"{begin}down_proj": down}
+    save_file(tensors, path, {"format": "pt"})
 
 
 def tensors(folder: Path) -> dict[str, tuple[Any, tuple[int, ...], bytes]]:

@@ -6,14 +6,16 @@ GGUF under names of its own: a row of the table with other names on the GGUF sid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 
+from aprfmt.arch.grammar import has_layer
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, RowMapping, link_of
 from aprfmt.arch.names import canonical_name, matches
 from aprfmt.arch.row import Architecture, TensorRow
+from aprfmt.codecs.affine import PARTS
 from aprfmt.types import Shape
 
 
@@ -25,30 +27,58 @@ class MlxNetwork:
         rows: ids of the table's rows.
         stacked: names in a layer of a GGUF ("ffn_gate_exps.weight") -> mlx_lm's names of tensors with the same values
             and shape, after the layer's prefix.
-        moved: suffixes of checkpoint names -> mlx_lm's replacement.
+        moved: whole words of checkpoint names ("mlp.gate.weight") -> mlx_lm's.
+        begins: prefixes of checkpoint names -> mlx_lm's; the first match applies, after `moved`.
+        tensors: rows with mlx_lm's names and shapes on the GGUF side, in place of the table's for the same names.
+        scaled: endings of checkpoint names -> factors of the rows of mlx_lm's tensor, as TensorRow.scale.
+        dropped: endings of the names of tensors that mlx_lm does not read -> in which layers, as TensorRow.layers.
         convolutions: endings of the names of weights [channels, 1, width] that are [channels, width, 1] there.
-        floats: endings of modules that are never quantized.
+        floats: endings of modules that are never quantized -> in which layers.
         finer: suffixes of modules that always get 8 bits in groups of 64.
     """
 
     rows: tuple[str, ...]
     stacked: Mapping[str, str] = field(default_factory=dict)
     moved: Mapping[str, str] = field(default_factory=dict)
+    begins: Mapping[str, str] = field(default_factory=dict)
+    tensors: tuple[TensorRow, ...] = ()
+    scaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dropped: Mapping[str, str] = field(default_factory=dict)
     convolutions: tuple[str, ...] = ()
-    floats: tuple[str, ...] = ()
+    floats: Mapping[str, str] = field(default_factory=dict)
     finer: tuple[str, ...] = ()
 
-    def is_quantized(self, module: str) -> bool:
+    def is_quantized(self, module: str, h: Hyperparams) -> bool:
         """Whether mlx_lm quantizes `module`, by its name."""
-        return not module.endswith(tuple(c.removesuffix(".weight") for c in self.convolutions) + self.floats)
+        return not self.is_convolution(f"{module}.weight") and not _is_listed(self.floats, module, h)
 
     def is_convolution(self, name: str) -> bool:
         """Whether the tensor is one of the `convolutions`."""
         return bool(self.convolutions) and name.endswith(self.convolutions)
 
+    def is_dropped(self, name: str, h: Hyperparams) -> bool:
+        """Whether mlx_lm does not read the tensor."""
+        return _is_listed(self.dropped, name, h)
+
+    def spell(self, name: str) -> str:
+        """mlx_lm's name of a tensor, or of a template, of the checkpoint."""
+        words = f".{name}."
+        for old, new in self.moved.items():
+            words = words.replace(f".{old}.", f".{new}.")
+        spelled = words[1:-1]
+        begin = next((b for b in self.begins if spelled.startswith(b)), None)
+        return spelled if begin is None else self.begins[begin] + spelled.removeprefix(begin)
+
     def is_finer(self, module: str) -> bool:
         """Whether `module` always gets 8 bits."""
         return bool(self.finer) and module.endswith(self.finer)
+
+
+def _is_listed(endings: Mapping[str, str], name: str, h: Hyperparams) -> bool:
+    """Whether `name` has one of the endings, in a layer that its condition holds for."""
+    found = [layers for ending, layers in endings.items() if name.endswith(ending)]
+    layer = next((int(word) for word in name.split(".") if word.isdecimal()), 0) if any(found) else 0
+    return any(not layers or has_layer(layers, h, layer) for layers in found)
 
 
 def _experts(module: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> dict[str, str]:
@@ -69,26 +99,101 @@ _PLUS_ONE = {
 """Norms whose values in a GGUF and in mlx_lm have 1 added."""
 _GATE_PROJ = {"mlp.gate.weight": "mlp.gate.gate_proj.weight"}
 
+_BLOCK_SPARSE = _experts("block_sparse_moe.switch_mlp")
+_DELTA = _PLUS_ONE | _SWITCH
+
+
+def _transposed(name: str, dims: str) -> TensorRow:
+    """A matrix that GPT-2 stores [inputs, outputs]."""
+    return TensorRow((f"transformer.h.{{n}}.{name}.weight",), (f"model.h.{{n}}.{name}.weight",), (dims,), transposed=True)
+
+
+def _gate_up(layer: str, module: str) -> TensorRow:
+    """The experts' gate and up projections, which a checkpoint has in one tensor."""
+    split = tuple(f"{layer}.{module}.{word}_proj.weight" for word in ("gate", "up"))
+    return TensorRow(
+        (f"{layer}.experts.gate_up_proj",), split, ("experts,2*moe_ffn,hidden",),
+        order=("deal:experts,moe_ffn,moe_ffn",), gguf_dims=("experts,moe_ffn,hidden",) * 2,
+    )  # fmt: skip
+
+
+def _scalar(name: str) -> TensorRow:
+    return TensorRow((name,), (name,), ("1",), gguf_dims=("",))
+
+
+_LAYER = "model.layers.{n}"
+_STATES = "mamba_n_groups*mamba_d_state"
+_CONVOLUTIONS = {f"{word}_conv1d": f"{word}_conv.conv" for word in "qkv"}
 _NETWORKS = (
     MlxNetwork((
-        "llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2",
-        "ernie4_5", "exaone", "exaone4", "glm", "glm4", "hunyuan_v1_dense", "internlm2",
-        "nanbeige", "nemotron", "olmo2", "olmo3", "openelm", "phi", "phi3", "seed_oss", "smollm3", "stablelm",
-        "starcoder2", "xverse", "mistral3", "qwen2_vl", "qwen3_vl", "helium", "plamo", "plamo3", "talkie",
+        "llama", "mistral", "ministral3", "qwen", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "cohere",
+        "cohere2", "ernie4_5", "exaone", "exaone4", "glm", "glm4", "gpt_bigcode", "hunyuan_v1_dense", "internlm2",
+        "minicpm3", "muse_glimmer_text", "nanbeige", "nemotron", "deci", "olmo2", "olmo3", "openelm", "phi", "phi3",
+        "seed_oss", "smollm3", "stablelm", "starcoder2", "xverse", "mistral3", "qwen2_vl", "qwen3_vl", "helium",
+        "plamo", "plamo3", "talkie", "youtu",
     )),
+    MlxNetwork(("llama4_text",), _experts("feed_forward.experts")),
     MlxNetwork(("granite",), finer=("self_attn.o_proj", "mlp.down_proj", "lm_head")),
+    MlxNetwork(("gemma3n_text",), begins={"model.": "model.language_model."}),
+    MlxNetwork(
+        ("gpt2",),
+        begins={"transformer.": "model."},
+        tensors=(
+            _transposed("attn.c_attn", "hidden,3*hidden"), _transposed("attn.c_proj", "hidden,hidden"),
+            _transposed("mlp.c_fc", "hidden,ffn"), _transposed("mlp.c_proj", "ffn,hidden"),
+        ),
+    ),
+    MlxNetwork(("gptj",), begins={"transformer.": "model."}),
+    MlxNetwork(("gpt_neox",), begins={"gpt_neox.layers.": "model.h.", "gpt_neox.": "model.", "": "model."}),
     MlxNetwork(("qwen2_moe", "olmoe"), _SWITCH),
-    MlxNetwork(("qwen3_moe", "mellum"), _SWITCH, finer=("mlp.gate",)),
-    MlxNetwork(("mixtral", "phimoe"), _experts("block_sparse_moe.switch_mlp")),
-    MlxNetwork(("deepseek", "glm4_moe"), _SWITCH, floats=("mlp.gate",)),
-    MlxNetwork(("deepseek_v3", "deepseek_v32"), _SWITCH | _LATENT, floats=("mlp.gate",)),
-    MlxNetwork(("dots1",), _experts("mlp.experts"), floats=("mlp.gate",)),
+    MlxNetwork(("qwen3_moe", "mellum", "qwen3_vl_moe"), _SWITCH, finer=("mlp.gate",)),
+    MlxNetwork(("mixtral", "phimoe"), _BLOCK_SPARSE),
+    MlxNetwork(("minimax_m2", "minimax_m3"), _BLOCK_SPARSE, finer=("block_sparse_moe.gate",)),
+    MlxNetwork(("deepseek", "deepseek_v2", "glm4_moe", "mimo_v2_flash"), _SWITCH, floats={"mlp.gate": ""}),
+    MlxNetwork(
+        ("deepseek_v3", "deepseek_v32", "glm_moe_dsa"), _SWITCH | _LATENT, floats={"mlp.gate": ""}
+    ),
+    MlxNetwork(("mistral4",), _SWITCH | _LATENT),
+    MlxNetwork(
+        ("exaone_moe",),
+        _SWITCH,
+        {"mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias"},
+        floats={"mlp.gate": ""},
+    ),
+    MlxNetwork(("ernie4_5_moe",), _SWITCH, dropped={".e_score_correction_bias": ""}),
+    MlxNetwork(("dots1",), _experts("mlp.experts"), floats={"mlp.gate": ""}),
     MlxNetwork(("afmoe",), _experts("mlp.experts"), finer=("mlp.router.gate",)),
     MlxNetwork(("bailing_moe",), _SWITCH, _GATE_PROJ, finer=("mlp.gate.gate_proj",)),
     MlxNetwork(
+        ("laguna",),
+        _SWITCH,
+        {
+            "mlp.gate.weight": "mlp.gate.proj.weight",
+            "mlp.experts.e_score_correction_bias": "mlp.gate.e_score_correction_bias",
+        },
+        finer=("mlp.gate.proj",),
+    ),
+    MlxNetwork(
+        ("step3p5",),
+        _SWITCH | _PLUS_ONE | {"ffn_norm.weight": "post_attention_layernorm.weight"},
+        {
+            "moe.gate.weight": "mlp.gate.gate.weight",
+            "moe.router_bias": "mlp.gate.router_bias",
+            "share_expert": "mlp.share_expert",
+        },
+        finer=("mlp.gate.gate",),
+    ),
+    MlxNetwork(
         ("granitemoe",),
-        _experts("block_sparse_moe.switch_mlp"),
+        _BLOCK_SPARSE,
         finer=("block_sparse_moe.router.layer", "self_attn.o_proj", "mlp.down_proj", "lm_head"),
+    ),
+    MlxNetwork(
+        ("granitemoehybrid", "granite4"),
+        _BLOCK_SPARSE
+        | {f"ffn_{word}.weight": f"mlp.{word}_proj.weight" for word in ("gate", "up", "down")},
+        convolutions=("mamba.conv1d.weight",),
+        finer=("router.layer",),
     ),
     MlxNetwork(
         ("jamba",),
@@ -97,18 +202,68 @@ _NETWORKS = (
         finer=("router",),
     ),
     MlxNetwork(
-        ("qwen3_next",),
+        ("qwen3_next", "qwen3_5_moe_text"),
         _SWITCH | _PLUS_ONE,
         convolutions=("linear_attn.conv1d.weight",),
         finer=("mlp.gate", "shared_expert_gate"),
     ),
-    MlxNetwork(("mamba", "falcon_mamba", "nemotron_h"), convolutions=("mixer.conv1d.weight",)),
+    MlxNetwork(("qwen3_5_text",), _PLUS_ONE, convolutions=("linear_attn.conv1d.weight",)),
+    MlxNetwork(("mamba", "falcon_mamba", "mamba2", "nemotron_h", "plamo2"), convolutions=("mixer.conv1d.weight",)),
+    MlxNetwork(
+        ("kimi_linear",),
+        _SWITCH | _LATENT,
+        {
+            "block_sparse_moe": "mlp",
+            "mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias",
+            **_CONVOLUTIONS,
+        },
+        convolutions=("_conv1d.weight", "_conv.conv.weight"),
+        finer=("mlp.gate",),
+    ),
+    MlxNetwork(
+        ("bailing_moe_v3",),
+        _SWITCH | {name: to.replace("self_attn", "attention") for name, to in _LATENT.items()},
+        convolutions=("_conv1d.weight",),
+        floats={
+            **dict.fromkeys(("word_embeddings", "lm_head", "mlp.gate"), ""),
+            **dict.fromkeys((f"attention.{word}" for word in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")), ""),
+            **dict.fromkeys((f"attention.{word}" for word in ("embed_q", "unembed_out", "b_proj")), ""),
+            **dict.fromkeys(("attention.q_proj", "attention.g_proj"), "full_attention"),
+        },
+    ),
+    MlxNetwork(
+        ("gemma4_text",),
+        {"ffn_down_exps.weight": "experts.switch_glu.down_proj.weight"},
+        tensors=(_gate_up(_LAYER, "experts.switch_glu"),),
+        dropped={f"self_attn.{word}": "shares_kv" for word in ("k_proj.weight", "v_proj.weight", "k_norm.weight")},
+        finer=("router.proj",),
+    ),
+    MlxNetwork(("apertus",), tensors=tuple(_scalar(f"{_LAYER}.mlp.act_fn.alpha_{sign}") for sign in "np")),
+    MlxNetwork(
+        ("falcon_h1",),
+        scaled={
+            "embed_tokens.weight": (":embedding_multiplier",),
+            "lm_head.weight": (":lm_head_multiplier",),
+            **dict.fromkeys(("q_proj.weight", "k_proj.weight"), (":attention_in_multiplier",)),
+            ".o_proj.weight": (":attention_out_multiplier",),
+            ".out_proj.weight": (":ssm_out_multiplier",),
+            "gate_proj.weight": (":mlp_multipliers.0",),
+            "down_proj.weight": (":mlp_multipliers.1",),
+            ".in_proj.weight": tuple(
+                f"{rows}:ssm_in_multiplier*ssm_multipliers.{i}"
+                for i, rows in enumerate(("mamba_d_ssm", "mamba_d_ssm", _STATES, _STATES, ""))
+            ),
+        },
+        convolutions=("mamba.conv1d.weight",),
+    ),
+    MlxNetwork(("recurrent_gemma",), convolutions=("temporal_block.conv_1d.weight",)),
     MlxNetwork(
         ("nemotron_h_moe",),
         _experts("mixer.switch_mlp", "", "fc1", "fc2"),
         convolutions=("mixer.conv1d.weight",),
-        floats=("mixer.gate",),
+        floats={"mixer.gate": ""},
     ),
+    MlxNetwork(("lfm2",), convolutions=("conv.conv.weight",)),
     MlxNetwork(
         ("lfm2_moe",),
         _experts("feed_forward.switch_mlp"),
@@ -119,8 +274,19 @@ _NETWORKS = (
     ),
 )  # fmt: skip
 
-WRAPPERS = frozenset(("gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
-"""Model types of vision-language networks whose language model mlx_lm loads alone, as `language_model.`."""
+_LANGUAGE = "language_model."
+WRAPPERS: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            *("gemma3", "gemma4", "gemma4_unified", "kimi_k25", "lfm2-vl", "llama4", "llava", "minimax_m3_vl"),
+            *("mistral3", "pixtral", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
+        ),
+        _LANGUAGE,
+    ),
+    "gemma3n": "",
+    "muse_glimmer": "",
+}
+"""Model types of networks with other parts, whose language model mlx_lm loads alone, and the prefix of its names."""
 
 NETWORKS: Mapping[str, MlxNetwork] = {row: network for network in _NETWORKS for row in network.rows}
 """By the id of the table's row."""
@@ -130,23 +296,37 @@ NETWORKS: Mapping[str, MlxNetwork] = {row: network for network in _NETWORKS for 
 def mlx_row(row: Architecture) -> Architecture:
     """The tensors of the `row` that differ in mlx_lm, as a row whose GGUF side has mlx_lm's names and shapes."""
     network = NETWORKS[row.id]
-    found = tuple(changed for tensor in row.tensors if (changed := _changed(network, tensor)) is not None)
-    return replace(row, tensors=found, prefixes=(), drafts=())
+    own = {tensor.hf[0] for tensor in network.tensors}
+    others = [tensor for tensor in row.tensors if tensor.hf[0] not in own]
+    changed = {tensor: [*_changed(network, tensor)] for tensor in others}
+    named = {part.hf for parts in changed.values() for part in parts}
+    # The same name in other layers, where mlx_lm keeps it.
+    kept = [_own(t, t.hf[0], t.hf[0], t.dims[0]) for t, parts in changed.items() if not parts and t.hf in named]
+    tensors = (*network.tensors, *(part for parts in changed.values() for part in parts), *kept)
+    return replace(row, tensors=tensors, prefixes=(), drafts=())
 
 
-def _changed(network: MlxNetwork, tensor: TensorRow) -> TensorRow | None:
-    """The row with mlx_lm's names in place of a GGUF's, None if it has the checkpoint's."""
+def _changed(network: MlxNetwork, tensor: TensorRow) -> Iterator[TensorRow]:
+    """The row with mlx_lm's names in place of a GGUF's; none if it has the checkpoint's."""
     begin, layer, _ = tensor.hf[0].partition("{n}.")
     in_layer = [name.removeprefix("blk.{n}.") for name in tensor.gguf]
     if in_layer and not tensor.pack and all(name in network.stacked for name in in_layer):
         beginning = begin + layer if layer else ""
-        return replace(tensor, gguf=tuple(beginning + network.stacked[name] for name in in_layer))
-    name = tensor.hf[0]
-    own = TensorRow((name,), (), tensor.dims[:1], tensor.need, layers=tensor.layers)
-    for old, new in network.moved.items():
-        if len(tensor.hf) == 1 and name.endswith(f".{old}") and "{e}" not in name:
-            return replace(own, gguf=(name.removesuffix(old) + new,))
-    return None
+        yield replace(tensor, gguf=tuple(beginning + network.stacked[name] for name in in_layer))
+        return
+    dims = tensor.dims * (len(tensor.hf) // len(tensor.dims))
+    for name, own in zip(tensor.hf, dims, strict=True):
+        spelled = network.spell(name)
+        scale = next((factors for ending, factors in network.scaled.items() if name.endswith(ending)), ())
+        if "{e}" not in name and (spelled != name or scale):
+            found = replace(_own(tensor, name, spelled, own), scale=scale)
+            channels, *rest = own.split(",")
+            yield replace(found, gguf_dims=(f"{channels},{rest[-1]},1",)) if network.is_convolution(name) else found
+
+
+def _own(tensor: TensorRow, name: str, spelled: str, dims: str) -> TensorRow:
+    """One tensor of a row, under mlx_lm's name."""
+    return TensorRow((name,), (spelled,), (dims,), tensor.need, layers=tensor.layers)
 
 
 def network_of(row: Architecture | None) -> MlxNetwork | None:
@@ -165,6 +345,14 @@ def turned(row: Architecture, name: str, shape: Shape) -> RowMapping | None:
     return RowMapping((shape,), ((shape[0], shape[2], shape[1]),), flat=True)
 
 
+def is_mlx_name(row: Architecture, name: str) -> bool:
+    """Whether `name` is that of a tensor, or of a part of a quantized weight, that only mlx_lm calls so."""
+    if network_of(row) is None:
+        return False
+    module, _, last = name.removeprefix(_LANGUAGE).rpartition(".")
+    return bool(matches(mlx_row(row), f"{module}.weight" if last in PARTS else f"{module}.{last}", "gguf"))
+
+
 def link_from(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str, Shape]) -> Link | None:
     """The link of a tensor that only mlx_lm calls `name`, with its names and shapes on the GGUF side; None for others.
 
@@ -172,13 +360,17 @@ def link_from(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str,
     """
     if network_of(row) is None or canonical_name(row, name) is not None:
         return None
-    found = matches(mlx_row(row), name, "gguf")
-    return link_of(h, found[0], {name: shapes[name]}) if found else None
+    begin = _LANGUAGE if name.startswith(_LANGUAGE) else ""
+    found = matches(mlx_row(row), name.removeprefix(begin), "gguf")
+    if not found:
+        return None
+    link = link_of(h, found[0], {name.removeprefix(begin): shapes[name]})
+    return replace(link, gguf=tuple(begin + part for part in link.gguf)) if begin else link
 
 
 def values_from(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str, Shape]) -> Link | None:
     """The link of a tensor with other values in a folder of mlx_lm, under the checkpoint's own name."""
-    found = [match for match in matches(mlx_row(row), name, "gguf") if match.row.value]
+    found = matches(mlx_row(row), name, "gguf")
     return link_of(h, found[0], {name: shapes[name]}) if found else None
 
 

@@ -14,6 +14,7 @@ from functools import partial
 
 from aprfmt.arch.converter import language_part
 from aprfmt.arch.fields import as_mapping
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import find_link
 from aprfmt.arch.mlx import WRAPPERS, MlxNetwork, mlx_row, network_of, turned
 from aprfmt.arch.names import gguf_name
@@ -79,7 +80,7 @@ def layouts(c: Canonical, work: Work) -> Output:
             hint="export without --bits, then quantize with mlx_lm.convert -q",
         )
     patterns = tuple(_pattern(text, default.group_size) for text in options.tensor_type)
-    plan = _MlxPlan(network, default, options.recipe, c.hparams.num_layers or 0, bool(asked), patterns)
+    plan = _MlxPlan(network, default, options.recipe, c.hparams, bool(asked), patterns)
     return _quantized(c, work, network, plan)
 
 
@@ -108,7 +109,7 @@ class _MlxPlan:
     network: MlxNetwork
     default: Affine
     recipe: str | None
-    n_layers: int
+    h: Hyperparams
     asked: bool
     patterns: tuple[tuple[re.Pattern[str], Affine], ...] = ()
 
@@ -120,7 +121,7 @@ class _MlxPlan:
         """How to quantize the weight; None to keep it in floats."""
         module = tensor.name.removesuffix(".weight")
         is_weight = tensor.name.endswith(".weight") and len(tensor.shape) >= 2 and is_float(tensor.dtype)
-        if not is_weight or not self.network.is_quantized(module):
+        if not is_weight or not self.network.is_quantized(module, self.h):
             return None
         if not self.asked:
             bits = BITS_OF_BLOCKS.get(tensor.dtype)
@@ -139,8 +140,9 @@ class _MlxPlan:
         """
         low, high = RECIPES[self.recipe or ""]
         layer = next((int(word) for word in module.split(".") if word.isdecimal()), 0)
-        eighth = self.n_layers // 8
-        outer = layer < eighth or layer >= 7 * self.n_layers // 8
+        n_layers = self.h.num_layers or 0
+        eighth = n_layers // 8
+        outer = layer < eighth or layer >= 7 * n_layers // 8
         chosen = outer or (layer - eighth) % 3 == 2
         of_kind = any(word in module for word in ("v_proj", "v_a_proj", "v_b_proj", "down_proj"))
         return high if "lm_head" in module or (chosen and of_kind) else low
@@ -159,6 +161,9 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _MlxPlan) ->
         losses.add(f"{part} dropped: mlx_lm does not support them")
     planned = _Planned()
     for tensor in _mlx_side(c, begin):
+        if network.is_dropped(tensor.name, c.hparams):
+            losses.add(f"{tensor.name} dropped: mlx_lm does not use it")
+            continue
         _plan_tensor(c, tensor, wanted, plan, planned, losses)
     _check_groups(c, planned, plan, losses)
     if work.observe is not None:
@@ -271,12 +276,12 @@ def _check_groups(c: Canonical, planned: _Planned, plan: _MlxPlan, losses: Losse
 
 
 def _beginning(c: Canonical, config: bytes | None) -> str:
-    """The prefix of mlx_lm's tensor names: "language_model." in vision-language models, else ""."""
+    """The prefix of mlx_lm's tensor names in vision-language models, else ""."""
     told = parse_config(config, c.model.path) if config is not None else {}
     if not language_part(told):
         return ""
-    if told.get("model_type") in WRAPPERS:
-        return "language_model."
+    if (begin := WRAPPERS.get(str(told.get("model_type")))) is not None:
+        return begin
     name = c.hparams.hf_architecture or str(told.get("model_type"))
     raise RefusedError(
         f"{name} cannot be quantized for MLX: the prefix of its language model in mlx_lm is unknown",
