@@ -14,9 +14,11 @@ from safetensors import safe_open
 from aprfmt.convert.targets.mlx import older_keys
 
 ONE_ATTENTION = {"layer_types": ["linear_attention"] * 3 + ["full_attention"], "num_hidden_layers": 4}
+BLOCK = {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.5}}
 LFM2 = {"block_dim": 64, "block_multiple_of": 32, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False}
 CHANGED: Mapping[str, Mapping[str, Any]] = {
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
+    "deci/blocks": {"block_configs": [BLOCK] * 5},
     "deepseek_v2": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}},
     "exaone_moe": {"is_moe_layer": [False, True, True, True]},
     "glm_moe_dsa": {"topk_method": "noaux_tc", "moe_layer_freq": 1, "scoring_func": "sigmoid"},
@@ -34,6 +36,9 @@ CHANGED: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "gemma4_text/whole": {"vocab_size": 600},
+    "llama4_text/whole": {"text_config": {"num_experts_per_tok": 1}},
+    "qwen3_vl_moe/published": {"text_config": {"norm_topk_prob": True}},
+    "mimo_v2_flash/published": {},
     "kimi_linear/published": {"rope_theta": 10000.0, "head_dim": 16, "model_max_length": 512},
     "kimi_linear": {"rope_theta": 10000.0, "head_dim": 16, "model_max_length": 512},
     "lfm2": LFM2,
@@ -50,7 +55,8 @@ CHANGED: Mapping[str, Mapping[str, Any]] = {
 """What differs from the cases of arch_models."""
 
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {
-    "deci": {"model_type": "nemotron-nas"},
+    "gemma4_text": {"global_head_dim": 16},
+    "gemma4_text/whole": {"text_config": {"global_head_dim": 16}},
     "granite4": {"layer_types": ["attention"] * 4},
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba", "attention"]},
     "lfm2/vl": {"model_type": "lfm2-vl"},
@@ -63,6 +69,10 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
 
 RENAMED: Mapping[str, tuple[tuple[str, str], ...]] = {
     "gpt2": ((r"^transformer\.", ""),),
+    "lfm2/vl": (
+        (r"^model\.(vision_tower|multi_modal_projector)", r"\1"),
+        (r"^model\.language_model\.", "language_model.model."),
+    ),
     "muse_glimmer_text": ((r"^model\.vision_", "vision_"),),
 }
 """Patterns of the names that transformers saves, and what published checkpoints have instead."""

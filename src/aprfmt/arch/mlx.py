@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from aprfmt.arch.grammar import has_layer
+from aprfmt.arch.grammar import has_layer, shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, RowMapping, link_of
 from aprfmt.arch.names import canonical_name, matches
@@ -31,6 +31,7 @@ class MlxNetwork:
         begins: prefixes of checkpoint names -> mlx_lm's; the first match applies, after `moved`.
         tensors: rows with mlx_lm's names and shapes on the GGUF side, in place of the table's for the same names.
         scaled: endings of checkpoint names -> factors of the rows of mlx_lm's tensor, as TensorRow.scale.
+        reshaped: endings of checkpoint names -> the shapes in a checkpoint and in mlx_lm, as TensorRow.dims.
         dropped: endings of the names of tensors that mlx_lm does not read -> in which layers, as TensorRow.layers.
         convolutions: endings of the names of weights [channels, 1, width] that are [channels, width, 1] there.
         floats: endings of modules that are never quantized -> in which layers.
@@ -43,6 +44,7 @@ class MlxNetwork:
     begins: Mapping[str, str] = field(default_factory=dict)
     tensors: tuple[TensorRow, ...] = ()
     scaled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reshaped: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
     convolutions: tuple[str, ...] = ()
     floats: Mapping[str, str] = field(default_factory=dict)
@@ -115,10 +117,6 @@ def _gate_up(layer: str, module: str) -> TensorRow:
         (f"{layer}.experts.gate_up_proj",), split, ("experts,2*moe_ffn,hidden",),
         order=("deal:experts,moe_ffn,moe_ffn",), gguf_dims=("experts,moe_ffn,hidden",) * 2,
     )  # fmt: skip
-
-
-def _scalar(name: str) -> TensorRow:
-    return TensorRow((name,), (name,), ("1",), gguf_dims=("",))
 
 
 _LAYER = "model.layers.{n}"
@@ -238,7 +236,7 @@ _NETWORKS = (
         dropped={f"self_attn.{word}": "shares_kv" for word in ("k_proj.weight", "v_proj.weight", "k_norm.weight")},
         finer=("router.proj",),
     ),
-    MlxNetwork(("apertus",), tensors=tuple(_scalar(f"{_LAYER}.mlp.act_fn.alpha_{sign}") for sign in "np")),
+    MlxNetwork(("apertus",), reshaped=dict.fromkeys(("act_fn.alpha_n", "act_fn.alpha_p"), ("1", ""))),
     MlxNetwork(
         ("falcon_h1",),
         scaled={
@@ -334,15 +332,24 @@ def network_of(row: Architecture | None) -> MlxNetwork | None:
     return NETWORKS.get(row.id) if row is not None else None
 
 
-def turned(row: Architecture, name: str, shape: Shape) -> RowMapping | None:
-    """Maps a convolution of mlx_lm [channels, width, 1] to a checkpoint's shape, and back: the bytes are unchanged.
+def reshaped(row: Architecture, h: Hyperparams, name: str, shape: Shape, *, back: bool = False) -> RowMapping | None:
+    """Maps the checkpoint's tensor `name` to mlx_lm's shape; `back`: mlx_lm's to the checkpoint's. The bytes stay.
 
-    None for any other tensor.
+    None for a tensor that has the same shape in both, or already has the other shape.
     """
     network = network_of(row)
-    if network is None or not network.is_convolution(name) or len(shape) != 3 or 1 not in shape[1:]:
+    if network is None:
         return None
-    return RowMapping((shape,), ((shape[0], shape[2], shape[1]),), flat=True)
+    if network.is_convolution(name):
+        done = shape[-1:] == (1,)
+        is_other = len(shape) == 3 and 1 in shape[1:] and done == back
+        return RowMapping((shape,), ((shape[0], shape[2], shape[1]),), flat=True) if is_other else None
+    dims = next((dims for ending, dims in network.reshaped.items() if name.endswith(ending)), None)
+    if dims is None:
+        return None
+    before, after = (shape_of(text, sizes_of(h)) for text in (dims[::-1] if back else dims))
+    new = tuple(size for size in after if size is not None)
+    return RowMapping((shape,), (new,), flat=True) if shape == before and len(new) == len(after) else None
 
 
 def is_mlx_name(row: Architecture, name: str) -> bool:
@@ -380,7 +387,7 @@ def checkpoint_shapes(row: Architecture, h: Hyperparams, shapes: Mapping[str, Sh
     for name, shape in shapes.items():
         if (link := link_from(row, h, name, shapes)) is not None:
             out |= zip(link.hf, link.mapping.before, strict=True)
-        elif shape[1:] and shape[-1] == 1 and (mapping := turned(row, name, shape)) is not None:
+        elif (mapping := reshaped(row, h, name, shape, back=True)) is not None:
             out[name] = mapping.after[0]
         else:
             out[name] = shape

@@ -16,7 +16,7 @@ from aprfmt.arch.converter import language_part
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import find_link
-from aprfmt.arch.mlx import WRAPPERS, MlxNetwork, mlx_row, network_of, turned
+from aprfmt.arch.mlx import WRAPPERS, MlxNetwork, mlx_row, network_of, reshaped
 from aprfmt.arch.names import gguf_name
 from aprfmt.canonical import sidecar
 from aprfmt.canonical.model import Canonical
@@ -306,7 +306,7 @@ def _in_mlx_shapes(c: Canonical) -> Iterator[CanonicalTensor]:
             continue
         link = find_link(row, c.hparams, name, shapes, "hf")
         if link is None or name not in link.hf:
-            mapping = turned(c.arch, name, tensor.shape) if tensor.shape[-1:] != (1,) else None
+            mapping = reshaped(c.arch, c.hparams, name, tensor.shape)
             yield tensor if mapping is None else CanonicalTensor(name, (tensor.as_source(),), mapping)
             continue
         done |= set(link.hf)
