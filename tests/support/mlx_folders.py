@@ -42,14 +42,15 @@ CHANGED: Mapping[str, Mapping[str, Any]] = {
     "kimi_linear/published": {"rope_theta": 10000.0, "head_dim": 16, "model_max_length": 512},
     "kimi_linear": {"rope_theta": 10000.0, "head_dim": 16, "model_max_length": 512},
     "lfm2": LFM2,
-    "lfm2/vl": {"text_config": LFM2},
     "llama4_text": {"tie_word_embeddings": True, "moe_layers": [], "interleave_moe_layer_step": 8},
     "mamba2": {"intermediate_size": 128},
+    "hunyuan_v1_moe": {"use_mixed_mlp_moe": True, "use_cla": False, "cla_share_factor": 2, "num_shared_expert": 1},
     "minimax_m2": {"shared_intermediate_size": 0},
     "qwen": {"kv_channels": 16},
     "qwen3_5_text/whole": {"text_config": ONE_ATTENTION},
     "qwen3_5_moe_text/whole": {"text_config": ONE_ATTENTION},
     "qwen3_next": {**ONE_ATTENTION, "full_attention_interval": 4},  # it knows the kinds of layers by this number alone
+    "rwkv7": dict.fromkeys(("a_low_rank_dim", "v_low_rank_dim", "gate_low_rank_dim", "decay_low_rank_dim"), 64),
     "recurrent_gemma": {"conv1d_width": 4},
 }  # fmt: skip
 """What differs from the cases of arch_models."""
@@ -59,7 +60,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "gemma4_text/whole": {"text_config": {"global_head_dim": 16}},
     "granite4": {"layer_types": ["attention"] * 4},
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba", "attention"]},
-    "lfm2/vl": {"model_type": "lfm2-vl"},
+    "hunyuan_v1_moe": {"model_type": "hunyuan"},
     "qwen3_5_text/whole": {"text_config": {"rope_parameters": {"type": "default"}}},
     "qwen3_5_moe_text/whole": {"text_config": {"rope_parameters": {"type": "default"}}},
     "llama/llava": {"model_type": "pixtral"},
@@ -69,10 +70,6 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
 
 RENAMED: Mapping[str, tuple[tuple[str, str], ...]] = {
     "gpt2": ((r"^transformer\.", ""),),
-    "lfm2/vl": (
-        (r"^model\.(vision_tower|multi_modal_projector)", r"\1"),
-        (r"^model\.language_model\.", "language_model.model."),
-    ),
     "muse_glimmer_text": ((r"^model\.vision_", "vision_"),),
 }
 """Patterns of the names that transformers saves, and what published checkpoints have instead."""

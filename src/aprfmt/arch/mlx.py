@@ -6,6 +6,7 @@ GGUF under names of its own: a row of the table with other names on the GGUF sid
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -36,6 +37,7 @@ class MlxNetwork:
         convolutions: endings of the names of weights [channels, 1, width] that are [channels, width, 1] there.
         floats: endings of modules that are never quantized -> in which layers.
         finer: suffixes of modules that always get 8 bits in groups of 64.
+        eight: the same, whose group size mlx_lm does not write in config.json.
     """
 
     rows: tuple[str, ...]
@@ -49,6 +51,7 @@ class MlxNetwork:
     convolutions: tuple[str, ...] = ()
     floats: Mapping[str, str] = field(default_factory=dict)
     finer: tuple[str, ...] = ()
+    eight: tuple[str, ...] = ()
 
     def is_quantized(self, module: str, h: Hyperparams) -> bool:
         """Whether mlx_lm quantizes `module`, by its name."""
@@ -73,12 +76,16 @@ class MlxNetwork:
 
     def is_finer(self, module: str) -> bool:
         """Whether `module` always gets 8 bits."""
-        return bool(self.finer) and module.endswith(self.finer)
+        return module.endswith((*self.finer, *self.eight))
+
+
+_LAST_NUMBER = re.compile(r"\.\d+$")
 
 
 def _is_listed(endings: Mapping[str, str], name: str, h: Hyperparams) -> bool:
     """Whether `name` has one of the endings, in a layer that its condition holds for."""
-    found = [layers for ending, layers in endings.items() if name.endswith(ending)]
+    bare = _LAST_NUMBER.sub("", name)
+    found = [layers for ending, layers in endings.items() if bare.endswith(ending)]
     layer = next((int(word) for word in name.split(".") if word.isdecimal()), 0) if any(found) else 0
     return any(not layers or has_layer(layers, h, layer) for layers in found)
 
@@ -119,6 +126,15 @@ def _gate_up(layer: str, module: str) -> TensorRow:
     )  # fmt: skip
 
 
+def _joined(ending: str, rest: tuple[str, ...], spelled: str = "") -> TensorRow:
+    """Q, K and V of Kimi's delta attention: rows of `rest` values each, which mlx_lm has in one tensor."""
+    begin, rows = "language_model.model.layers.{n}.self_attn", "linear_num_heads*linear_head_dim"
+    return TensorRow(
+        tuple(f"{begin}.{word}_{ending}" for word in "qkv"), (f"{begin}.qkv_{spelled or ending}",),
+        (",".join((rows, *rest)),), gguf_dims=(",".join((f"3*{rows}", *rest[::-1])),), layers="linear_attention",
+    )  # fmt: skip
+
+
 _LAYER = "model.layers.{n}"
 _STATES = "mamba_n_groups*mamba_d_state"
 _CONVOLUTIONS = {f"{word}_conv1d": f"{word}_conv.conv" for word in "qkv"}
@@ -128,9 +144,30 @@ _NETWORKS = (
         "cohere2", "ernie4_5", "exaone", "exaone4", "glm", "glm4", "gpt_bigcode", "hunyuan_v1_dense", "internlm2",
         "minicpm3", "muse_glimmer_text", "nanbeige", "nemotron", "deci", "olmo2", "olmo3", "openelm", "phi", "phi3",
         "seed_oss", "smollm3", "stablelm", "starcoder2", "xverse", "mistral3", "qwen2_vl", "qwen3_vl", "helium",
-        "plamo", "plamo3", "talkie", "youtu",
+        "plamo", "plamo3", "talkie", "youtu", "telechat3", "mimo", "lille", "phi3small",
     )),
     MlxNetwork(("llama4_text",), _experts("feed_forward.experts")),
+    MlxNetwork(("iquestloopcoder",), floats={"model.gate_projections": ""}),
+    MlxNetwork(("klear",), _experts("mlp.experts"), finer=("mlp.gate",)),
+    MlxNetwork(("gear",), convolutions=("local_mixer.key_conv.weight", "local_mixer.value_conv.weight")),
+    MlxNetwork(("hunyuan_v1_moe",), _SWITCH),
+    MlxNetwork(("spark2_5",), moved={"self_attn.o_proj": "self_attn.out_proj", "model.embed_tokens": "model.embedding"},
+               floats={"self_attn.g_proj": ""}),
+    MlxNetwork(
+        ("nanochat",),
+        moved={
+            **{f"self_attn.{word}_proj": f"attn.c_{word}" for word in "qkv"},
+            "self_attn.o_proj": "attn.c_proj", "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj",
+        },
+        begins={"model.embed_tokens.": "transformer.wte.", "model.layers.": "transformer.h."},
+    ),
+    MlxNetwork(
+        ("rwkv7",),
+        reshaped=dict.fromkeys(
+            ("attn.k_k", "attn.k_a", "attn.g_norm.weight", "attn.g_norm.bias"), ("hidden", "hidden/head_dim,head_dim")
+        ),
+        eight=("lora.2", "model.embeddings"),
+    ),
     MlxNetwork(("granite",), finer=("self_attn.o_proj", "mlp.down_proj", "lm_head")),
     MlxNetwork(("gemma3n_text",), begins={"model.": "model.language_model."}),
     MlxNetwork(
@@ -161,7 +198,7 @@ _NETWORKS = (
     MlxNetwork(("ernie4_5_moe",), _SWITCH, dropped={".e_score_correction_bias": ""}),
     MlxNetwork(("dots1",), _experts("mlp.experts"), floats={"mlp.gate": ""}),
     MlxNetwork(("afmoe",), _experts("mlp.experts"), finer=("mlp.router.gate",)),
-    MlxNetwork(("bailing_moe",), _SWITCH, _GATE_PROJ, finer=("mlp.gate.gate_proj",)),
+    MlxNetwork(("bailing_moe", "bailing_moe_linear"), _SWITCH, _GATE_PROJ, finer=("mlp.gate.gate_proj",)),
     MlxNetwork(
         ("laguna",),
         _SWITCH,
@@ -216,6 +253,17 @@ _NETWORKS = (
             **_CONVOLUTIONS,
         },
         convolutions=("_conv1d.weight", "_conv.conv.weight"),
+        finer=("mlp.gate",),
+    ),
+    MlxNetwork(
+        ("kimi_k3",),
+        _SWITCH | _LATENT,
+        {"block_sparse_moe": "mlp", "mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"},
+        tensors=(
+            _joined("proj.weight", ("hidden",)),
+            _joined("conv1d.weight", ("1", "linear_conv_kernel_dim"), "conv.conv.weight"),
+        ),
+        floats={"res_proj": ""},
         finer=("mlp.gate",),
     ),
     MlxNetwork(
@@ -276,12 +324,13 @@ _LANGUAGE = "language_model."
 WRAPPERS: Mapping[str, str] = {
     **dict.fromkeys(
         (
-            *("gemma3", "gemma4", "gemma4_unified", "kimi_k25", "lfm2-vl", "llama4", "llava", "minimax_m3_vl"),
+            *("gemma3", "gemma4", "gemma4_unified", "kimi_k25", "llama4", "llava", "minimax_m3_vl"),
             *("mistral3", "pixtral", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
         ),
         _LANGUAGE,
     ),
     "gemma3n": "",
+    "kimi_k3": "",
     "muse_glimmer": "",
 }
 """Model types of networks with other parts, whose language model mlx_lm loads alone, and the prefix of its names."""
@@ -294,14 +343,14 @@ NETWORKS: Mapping[str, MlxNetwork] = {row: network for network in _NETWORKS for 
 def mlx_row(row: Architecture) -> Architecture:
     """The tensors of the `row` that differ in mlx_lm, as a row whose GGUF side has mlx_lm's names and shapes."""
     network = NETWORKS[row.id]
-    own = {tensor.hf[0] for tensor in network.tensors}
-    others = [tensor for tensor in row.tensors if tensor.hf[0] not in own]
+    own = {(name, tensor.layers) for tensor in network.tensors for name in tensor.hf}
+    others = [tensor for tensor in row.tensors if (tensor.hf[0], tensor.layers) not in own]
     changed = {tensor: [*_changed(network, tensor)] for tensor in others}
-    named = {part.hf for parts in changed.values() for part in parts}
+    rows = (*network.tensors, *(part for parts in changed.values() for part in parts))
+    named = {name for part in rows for name in part.hf}
     # The same name in other layers, where mlx_lm keeps it.
-    kept = [_own(t, t.hf[0], t.hf[0], t.dims[0]) for t, parts in changed.items() if not parts and t.hf in named]
-    tensors = (*network.tensors, *(part for parts in changed.values() for part in parts), *kept)
-    return replace(row, tensors=tensors, prefixes=(), drafts=())
+    kept = [_own(t, t.hf[0], t.hf[0], t.dims[0]) for t, parts in changed.items() if not parts and t.hf[0] in named]
+    return replace(row, tensors=(*rows, *kept), prefixes=(), drafts=())
 
 
 def _changed(network: MlxNetwork, tensor: TensorRow) -> Iterator[TensorRow]:
@@ -356,8 +405,9 @@ def is_mlx_name(row: Architecture, name: str) -> bool:
     """Whether `name` is that of a tensor, or of a part of a quantized weight, that only mlx_lm calls so."""
     if network_of(row) is None:
         return False
-    module, _, last = name.removeprefix(_LANGUAGE).rpartition(".")
-    return bool(matches(mlx_row(row), f"{module}.weight" if last in PARTS else f"{module}.{last}", "gguf"))
+    module, _, last = name.rpartition(".")
+    whole = f"{module}.weight" if last in PARTS else name
+    return any(matches(mlx_row(row), spelled, "gguf") for spelled in (whole, whole.removeprefix(_LANGUAGE)))
 
 
 def link_from(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str, Shape]) -> Link | None:
@@ -367,8 +417,9 @@ def link_from(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str,
     """
     if network_of(row) is None or canonical_name(row, name) is not None:
         return None
-    begin = _LANGUAGE if name.startswith(_LANGUAGE) else ""
-    found = matches(mlx_row(row), name.removeprefix(begin), "gguf")
+    begin, found = "", matches(mlx_row(row), name, "gguf")
+    if not found and name.startswith(_LANGUAGE):
+        begin, found = _LANGUAGE, matches(mlx_row(row), name.removeprefix(_LANGUAGE), "gguf")
     if not found:
         return None
     link = link_of(h, found[0], {name.removeprefix(begin): shapes[name]})

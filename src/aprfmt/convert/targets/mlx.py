@@ -333,7 +333,9 @@ def _settings(schemes: Mapping[str, Affine], plan: _MlxPlan) -> dict[str, object
     settings: dict[str, object] = _entry(default)
     finer = {m for m in schemes if plan.asked and plan.recipe is None and plan.network.is_finer(m)}
     named = {m: s for m, s in schemes.items() if s != default or plan.recipe or m in finer}
-    return settings | {m: _entry(s, with_mode=m not in finer) for m, s in named.items()}
+    eight = {m for m in finer if plan.network.eight and m.endswith(plan.network.eight)}
+    entries = {m: _entry(s, with_mode=m not in finer) for m, s in named.items()}
+    return settings | entries | {m: {"bits": named[m].bits} for m in eight}
 
 
 def _entry(scheme: Affine, *, with_mode: bool = True) -> dict[str, object]:
