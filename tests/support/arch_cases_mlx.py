@@ -28,20 +28,12 @@ _PHI3: dict[str, Any] = {
     "rope_embedding_base": 1000000, "rope_position_scale": 1.0, "tie_word_embeddings": True, "vocab_size": VOCAB,
 }  # fmt: skip
 _BAILING: dict[str, Any] = _LLAMA | _EXPERTS | {
-    "num_hidden_layers": 3, "first_k_dense_replace": 1, "layer_group_size": 2, "group_norm_size": 2, "n_group": 1,
+    "num_hidden_layers": 4, "first_k_dense_replace": 1, "layer_group_size": 2, "group_norm_size": 2, "n_group": 1,
     "topk_group": 1, "norm_head": False, "num_shared_experts": 1, "routed_scaling_factor": 2.5,
     "score_function": "sigmoid", "use_bias": False, "use_qkv_bias": False, "use_qk_norm": True,
     "moe_router_enable_expert_bias": True,
 }  # fmt: skip
-_LINEAR = {
-    name: shape
-    for layer in (0, 2)
-    for name, shape in (
-        (f"model.layers.{layer}.attention.g_proj.weight", (64, 64)),
-        (f"model.layers.{layer}.attention.g_norm.weight", (64,)),
-    )
-}
-_BIASES = {f"model.layers.{layer}.mlp.gate.expert_bias": (4,) for layer in (1, 2)}
+_BIASES = {f"model.layers.{layer}.mlp.gate.expert_bias": (4,) for layer in (1, 2, 3)}
 
 
 def _case(row: str, name: str, config: dict[str, Any], **more: Any) -> ArchCase:
@@ -59,7 +51,7 @@ CASES: tuple[ArchCase, ...] = (
     }),
     _case("lille", "LilleForCausalLM", _LILLE | {"model_type": "lille-130m"}),
     _case("phi3small", "Phi3SmallForCausalLM", _PHI3),
-    _case("bailing_moe_linear", "BailingMoeLinearV2ForCausalLM", _BAILING, optional=_LINEAR | _BIASES),
+    _case("bailing_moe_linear", "BailingMoeLinearV2ForCausalLM", _BAILING, optional=_BIASES),
     _case("gear", "GearForCausalLM", _LLAMA | {
         "num_hidden_layers": 3, "layer_types": ["conv_mixer", "sliding_attention", "full_attention"],
         "conv_L_cache": 3, "sliding_window": 8, "attention_bias": False,

@@ -44,7 +44,9 @@ CHANGED: Mapping[str, Mapping[str, Any]] = {
     "lfm2": LFM2,
     "llama4_text": {"tie_word_embeddings": True, "moe_layers": [], "interleave_moe_layer_step": 8},
     "mamba2": {"intermediate_size": 128},
-    "hunyuan_v1_moe": {"use_mixed_mlp_moe": True, "use_cla": False, "cla_share_factor": 2, "num_shared_expert": 1},
+    "hunyuan_v1_moe": {
+        "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}, "use_qk_norm": True, "use_mixed_mlp_moe": True, "use_cla": False, "cla_share_factor": 2, "num_shared_expert": 1,
+    },
     "minimax_m2": {"shared_intermediate_size": 0},
     "qwen": {"kv_channels": 16},
     "qwen3_5_text/whole": {"text_config": ONE_ATTENTION},

@@ -345,6 +345,8 @@ def _both_sides(
     If the GGUF side is one tensor without dims of its own, each side follows from the other, so that a shape that
     contradicts the hyper-parameters shows up as a difference of the two sides, not here.
     """
+    if row.gguf_dims and (both := {*hf} & {*gguf}):  # the tensor of that name may be of either side
+        shapes = {name: shape for name, shape in shapes.items() if name not in both}
     per_name = len(hf) // len(row.hf)
     dims = row.dims * len(row.hf)  # one for all names, or one each
     told = ((name, dims[i // per_name]) for i, name in enumerate(hf))

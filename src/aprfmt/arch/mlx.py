@@ -126,11 +126,14 @@ def _gate_up(layer: str, module: str) -> TensorRow:
     )  # fmt: skip
 
 
+_KIMI = "language_model.model.layers.{n}.self_attn"
+
+
 def _joined(ending: str, rest: tuple[str, ...], spelled: str = "") -> TensorRow:
     """Q, K and V of Kimi's delta attention: rows of `rest` values each, which mlx_lm has in one tensor."""
-    begin, rows = "language_model.model.layers.{n}.self_attn", "linear_num_heads*linear_head_dim"
+    rows = "linear_num_heads*linear_head_dim"
     return TensorRow(
-        tuple(f"{begin}.{word}_{ending}" for word in "qkv"), (f"{begin}.qkv_{spelled or ending}",),
+        tuple(f"{_KIMI}.{word}_{ending}" for word in "qkv"), (f"{_KIMI}.qkv_{spelled or ending}",),
         (",".join((rows, *rest)),), gguf_dims=(",".join((f"3*{rows}", *rest[::-1])),), layers="linear_attention",
     )  # fmt: skip
 
@@ -166,6 +169,7 @@ _NETWORKS = (
         reshaped=dict.fromkeys(
             ("attn.k_k", "attn.k_a", "attn.g_norm.weight", "attn.g_norm.bias"), ("hidden", "hidden/head_dim,head_dim")
         ),
+        floats={"attn.g_norm": ""},
         eight=("lora.2", "model.embeddings"),
     ),
     MlxNetwork(("granite",), finer=("self_attn.o_proj", "mlp.down_proj", "lm_head")),
@@ -262,6 +266,10 @@ _NETWORKS = (
         tensors=(
             _joined("proj.weight", ("hidden",)),
             _joined("conv1d.weight", ("1", "linear_conv_kernel_dim"), "conv.conv.weight"),
+            TensorRow(
+                (f"{_KIMI}.A_log",), (f"{_KIMI}.A_log",), ("linear_head_dim",), gguf_dims=("linear_num_heads",),
+                cut="linear_head_dim-linear_num_heads", layers="linear_attention",
+            ),
         ),
         floats={"res_proj": ""},
         finer=("mlp.gate",),

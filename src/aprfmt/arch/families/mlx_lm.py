@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from aprfmt.arch.blocks.decoder import (
-    DECODER, DIMS, EPSILON, GROUPED, RMS_EPS, ROPE, VOCAB, attention, class_names, decoder,
+    DECODER, DIMS, EPSILON, GROUPED, RMS_EPS, ROPE, VOCAB, attention, class_names, convert, decoder,
     flag, fused_qkv, gated_mlp, hf_names, linear, network, norm, rename, tensor,
 )
 from aprfmt.arch.blocks.moe import COUNT, DENSE_LAYERS, USED, WIDTH, experts, moe_decoder, shared_expert
+from aprfmt.arch.converter import Converter, Scope
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
 
 _HIDDEN_ACT = Key("", ("hidden_act",), "str")
 _LOCAL, _ATTENTION = "conv_mixer", "full_attention|sliding_attention"
-_LINEAR = OPTIONAL
-"""Layers with linear attention come in groups of `layer_group_size`: their tensors tell."""
 
 
 def _words(*names: str, kind: str = "u32") -> tuple[Key, ...]:
     """Keys of config.json that no tensor's shape needs."""
     return tuple(Key("", (name,), kind) for name in names)
+
+
+def _width_of_lille(scope: Scope) -> object:
+    """8/3 of the hidden size, rounded to a multiple of 256."""
+    hidden = scope.h.hidden_size
+    return None if hidden is None else 256 * round(8 * hidden // 3 / 256)
 
 
 ROWS: tuple[Architecture, ...] = (
@@ -62,14 +67,14 @@ ROWS: tuple[Architecture, ...] = (
         tensors=network(
             *norm("attention.norm", "attn_norm"), *fused_qkv("attention.qkv_proj", "q+2*kv,hidden"),
             *linear("attention.out_proj", "attn_output", "hidden,q"), *norm("feed_forward.norm", "ffn_norm"),
-            *linear("feed_forward.gate_proj", "ffn_gate", "any_ffn,hidden"),
-            *linear("feed_forward.up_proj", "ffn_up", "any_ffn,hidden"),
-            *linear("feed_forward.down_proj", "ffn_down", "hidden,any_ffn"),
+            *linear("feed_forward.gate_proj", "ffn_gate", "ffn,hidden"),
+            *linear("feed_forward.up_proj", "ffn_up", "ffn,hidden"),
+            *linear("feed_forward.down_proj", "ffn_down", "hidden,ffn"),
             embed="transformer.tok_embeddings", hf="transformer.layers.{n}.", last="transformer.norm",
         ),
         keys=(
             *rename(
-                DIMS, num_layers="n_layer", max_position_embeddings="block_size", hidden_size="n_embd",
+                convert(DIMS, intermediate_size=Converter(derive=_width_of_lille)), num_layers="n_layer", max_position_embeddings="block_size", hidden_size="n_embd",
                 num_heads="n_head",
             ),
             *rename((GROUPED, RMS_EPS), num_kv_heads="n_kv_heads", rms_norm_eps="layer_norm_eps"), ROPE, VOCAB,
@@ -99,12 +104,13 @@ ROWS: tuple[Architecture, ...] = (
         **class_names("BailingMoeLinearV2ForCausalLM", types=("bailing_moe_linear",)),
         tensors=network(
             *norm("input_layernorm", "attn_norm"),
-            *fused_qkv("attention.query_key_value", "q+2*kv,hidden", "use_qkv_bias"),
+            *linear("attention.query_key_value", "attn_qkv", "q+2*kv,hidden", "use_qkv_bias", layers="full_attention"),
+            *linear("attention.query_key_value", "attn_qkv", "3*q,hidden", "use_qkv_bias", layers="linear_attention"),
             *linear("attention.dense", "attn_output", "hidden,q", "use_bias"),
             *norm("attention.query_layernorm", "attn_q_norm", "head_dim", need="use_qk_norm"),
             *norm("attention.key_layernorm", "attn_k_norm", "head_dim", need="use_qk_norm"),
-            *linear("attention.g_proj", "attn_gate", "q,hidden", need=_LINEAR),
-            *norm("attention.g_norm", "attn_gate_norm", "q", need=_LINEAR),
+            *linear("attention.g_proj", "attn_gate", "q,hidden", layers="linear_attention"),
+            *norm("attention.g_norm", "attn_gate_norm", "q", layers="linear_attention"),
             *norm("post_attention_layernorm", "ffn_norm"),
             *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
             tensor("mlp.gate.expert_bias", "exp_probs_b.bias", "experts", OPTIONAL, layers="moe"),
