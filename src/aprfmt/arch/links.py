@@ -302,7 +302,7 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
         orders(row.order),
         orders(row.columns),
         row.transposed,
-        row.gguf_transposed,
+        row.gguf_transposed * (len(gguf) // len(row.gguf)),
         value(),
         row.pack,
         row.flat,
@@ -352,7 +352,7 @@ def _both_sides(
     told = ((name, dims[i // per_name]) for i, name in enumerate(hf))
     sizes = {**_free_sizes((*told, *zip(gguf, row.gguf_dims, strict=False)), shapes), **sizes}
     before = [_shape_of(name, dims[i // per_name], sizes, shapes) for i, name in enumerate(hf)]
-    after_dims = row.gguf_dims or (None,) * len(gguf)
+    after_dims = row.gguf_dims * (len(gguf) // len(row.gguf)) or (None,) * len(gguf)
     after = [_shape_of(name, d, sizes, shapes) for name, d in zip(gguf, after_dims, strict=True)]
     if not row.gguf_dims and len(gguf) == 1:
         stacked = "{e}" in row.hf[0]

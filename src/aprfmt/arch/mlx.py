@@ -138,6 +138,16 @@ def _joined(ending: str, rest: tuple[str, ...], spelled: str = "") -> TensorRow:
     )  # fmt: skip
 
 
+def _each_expert(word: str) -> TensorRow:
+    """A matrix of each of DBRX's experts, which a checkpoint has below each other, those of w2 transposed."""
+    begin = "transformer.blocks.{n}.ffn.experts"
+    is_down = word == "w2"
+    return TensorRow(
+        (f"{begin}.mlp.{word}",), (f"{begin}.{{e}}.{word}.weight",), ("experts*ffn,hidden",),
+        gguf_dims=("hidden,ffn" if is_down else "ffn,hidden",), gguf_transposed=(is_down,),
+    )  # fmt: skip
+
+
 _LAYER = "model.layers.{n}"
 _STATES = "mamba_n_groups*mamba_d_state"
 _CONVOLUTIONS = {f"{word}_conv1d": f"{word}_conv.conv" for word in "qkv"}
@@ -150,6 +160,7 @@ _NETWORKS = (
         "plamo", "plamo3", "talkie", "youtu", "telechat3", "mimo", "lille", "phi3small",
     )),
     MlxNetwork(("llama4_text",), _experts("feed_forward.experts")),
+    MlxNetwork(("dbrx",), tensors=tuple(_each_expert(word) for word in ("w1", "v1", "w2"))),
     MlxNetwork(("iquestloopcoder",), floats={"model.gate_projections": ""}),
     MlxNetwork(("klear",), _experts("mlp.experts"), finer=("mlp.gate",)),
     MlxNetwork(("gear",), convolutions=("local_mixer.key_conv.weight", "local_mixer.value_conv.weight")),
@@ -268,7 +279,7 @@ _NETWORKS = (
             _joined("conv1d.weight", ("1", "linear_conv_kernel_dim"), "conv.conv.weight"),
             TensorRow(
                 (f"{_KIMI}.A_log",), (f"{_KIMI}.A_log",), ("linear_head_dim",), gguf_dims=("linear_num_heads",),
-                cut="linear_head_dim-linear_num_heads", layers="linear_attention",
+                cut="linear_head_dim-linear_num_heads", value="same", layers="linear_attention",
             ),
         ),
         floats={"res_proj": ""},
@@ -342,6 +353,11 @@ WRAPPERS: Mapping[str, str] = {
     "muse_glimmer": "",
 }
 """Model types of networks with other parts, whose language model mlx_lm loads alone, and the prefix of its names."""
+
+ONLY_INSIDE = frozenset(
+    ("gemma3n_text", "muse_glimmer_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_vl_moe", "minimax_m3")
+)
+"""Rows that mlx_lm has only as the language model of a wrapper."""
 
 NETWORKS: Mapping[str, MlxNetwork] = {row: network for network in _NETWORKS for row in network.rows}
 """By the id of the table's row."""
@@ -448,6 +464,8 @@ def checkpoint_shapes(row: Architecture, h: Hyperparams, shapes: Mapping[str, Sh
             out |= zip(link.hf, link.mapping.before, strict=True)
         elif (mapping := reshaped(row, h, name, shape, back=True)) is not None:
             out[name] = mapping.after[0]
+        elif (own := values_from(row, h, name, shapes)) is not None and own.row.cut and own.mapping.after == (shape,):
+            out[name] = own.mapping.before[0]
         else:
             out[name] = shape
     return out
