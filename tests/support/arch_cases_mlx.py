@@ -52,6 +52,16 @@ CASES: tuple[ArchCase, ...] = (
     _case("lille", "LilleForCausalLM", _LILLE | {"model_type": "lille-130m"}),
     _case("phi3small", "Phi3SmallForCausalLM", _PHI3),
     _case("bailing_moe_linear", "BailingMoeLinearV2ForCausalLM", _BAILING, optional=_BIASES),
+    _case("bailing_moe_v2_5", "BailingMoeV2_5ForCausalLM", _BAILING | {
+        "model_type": "bailing_hybrid", "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 16, "v_head_dim": 32, "moe_shared_expert_intermediate_size": 32,
+        "num_nextn_predict_layers": 0, "rope_interleave": True, "num_key_value_heads": 4,
+    }, optional=_BIASES),
+    _case("phixtral", "PhiForCausalLM", {
+        "model_type": "phi-msft", "num_vocab": VOCAB, "vocab_size": VOCAB, "model_dim": 64, "num_heads": 4,
+        "num_layers": 2, "n_positions": 512, "rotary_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False,
+    }),
     _case("gear", "GearForCausalLM", _LLAMA | {
         "num_hidden_layers": 3, "layer_types": ["conv_mixer", "sliding_attention", "full_attention"],
         "conv_L_cache": 3, "sliding_window": 8, "attention_bias": False,

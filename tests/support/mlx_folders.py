@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import arch_models
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from aprfmt.convert.targets.mlx import older_keys
 
@@ -76,6 +79,19 @@ RENAMED: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 """Patterns of the names that transformers saves, and what published checkpoints have instead."""
 
+FOR_MLX: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "nanochat": (
+        (r"^model\.embed_tokens\.", "transformer.wte."),
+        (r"^model\.layers\.", "transformer.h."),
+        (r"\.self_attn\.([qkv])_proj\.", r".attn.c_\1."),
+        (r"\.self_attn\.o_proj\.", ".attn.c_proj."),
+        (r"\.mlp\.fc1\.", ".mlp.c_fc."),
+        (r"\.mlp\.fc2\.", ".mlp.c_proj."),
+    ),
+    "spark2_5": ((r"\.self_attn\.o_proj\.", ".self_attn.out_proj."),),
+}
+"""Patterns of the names in checkpoints of today, and those of the first ones, which mlx_lm reads alone."""
+
 FUSED = ("qwen3_5_moe_text/whole",)
 """Cases whose published checkpoints have the experts of a layer in two tensors."""
 
@@ -103,6 +119,24 @@ def build(case_id: str, folder: Path, tokenizers: Mapping[str, Path], dtype: str
     path.write_text(json.dumps(_merged(older | config, PUBLISHED.get(case_id, {})), indent=2))
 
 
+def for_mlx(case_id: str, folder: Path) -> Path:
+    """The folder that mlx_lm reads: `folder`, or a copy with the names of FOR_MLX."""
+    if case_id not in FOR_MLX:
+        return folder
+    renames = FOR_MLX[case_id]
+    copied = shutil.copytree(folder, folder.with_name(f"{folder.name}-first-names"))
+    path = copied / "model.safetensors"
+    tensors = {_renamed(name, renames): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors, path, {"format": "pt"})
+    return copied
+
+
+def _renamed(name: str, renames: tuple[tuple[str, str], ...]) -> str:
+    for pattern, new in renames:
+        name = re.sub(pattern, new, name)
+    return name
+
+
 def _merged(config: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
     """`config` with the values of `changed`, which has only the other keys of a part of it."""
     parts = {k: _merged(config.get(k, {}), value) for k, value in changed.items() if isinstance(value, dict)}
@@ -111,12 +145,13 @@ def _merged(config: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, 
 
 def _fuse_experts(path: Path) -> None:
     """Stacks the experts of each layer, the gate's rows before those of the up projection."""
-    import re
+    save_file(fused(load_file(path)), path, {"format": "pt"})
 
+
+def fused(tensors: dict[str, Any]) -> dict[str, Any]:
+    """The tensors, the experts of each layer in two of them."""
     import torch
-    from safetensors.torch import load_file, save_file
 
-    tensors = load_file(path)
     first = [name for name in tensors if re.search(r"\.experts\.0\.gate_proj\.weight$", name)]
     for begin in (name.partition("experts.0.")[0] + "experts." for name in first):
         count = sum(name.startswith(begin) and name.endswith(".gate_proj.weight") for name in tensors)
@@ -125,7 +160,7 @@ def _fuse_experts(path: Path) -> None:
             for word in ("gate", "up", "down")
         )
         tensors |= {f"{begin}gate_up_proj": torch.cat((gate, up), 1), f"{begin}down_proj": down}
-    save_file(tensors, path, {"format": "pt"})
+    return tensors
 
 
 def tensors(folder: Path) -> dict[str, tuple[Any, tuple[int, ...], bytes]]:

@@ -7,14 +7,14 @@ GGUF under names of its own: a row of the table with other names on the GGUF sid
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 from aprfmt.arch.grammar import has_layer, shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, RowMapping, link_of
-from aprfmt.arch.names import canonical_name, matches
+from aprfmt.arch.names import canonical_name, gguf_names, matches, spell
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.codecs.affine import PARTS
 from aprfmt.types import Shape
@@ -161,6 +161,18 @@ _NETWORKS = (
     )),
     MlxNetwork(("llama4_text",), _experts("feed_forward.experts")),
     MlxNetwork(("dbrx",), tensors=tuple(_each_expert(word) for word in ("w1", "v1", "w2"))),
+    MlxNetwork(
+        ("phixtral",),
+        {f"ffn_{word}_exps.{part}": f"moe.switch_mlp.{name}.{part}"
+         for word, name in (("up", "fc1"), ("down", "fc2")) for part in ("weight", "bias")},
+    ),
+    MlxNetwork(
+        ("bailing_moe_v2_5",),
+        _SWITCH | {name: to.replace("self_attn", "attention") for name, to in _LATENT.items()},
+        _GATE_PROJ,
+        floats=dict.fromkeys(("attention.embed_q", "attention.unembed_out"), ""),
+        finer=("mlp.gate.gate_proj",),
+    ),
     MlxNetwork(("iquestloopcoder",), floats={"model.gate_projections": ""}),
     MlxNetwork(("klear",), _experts("mlp.experts"), finer=("mlp.gate",)),
     MlxNetwork(("gear",), convolutions=("local_mixer.key_conv.weight", "local_mixer.value_conv.weight")),
@@ -273,7 +285,12 @@ _NETWORKS = (
     MlxNetwork(
         ("kimi_k3",),
         _SWITCH | _LATENT,
-        {"block_sparse_moe": "mlp", "mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"},
+        {
+            **{f"block_sparse_moe.{word}": f"mlp.{word}" for word in ("gate", "shared_experts")},
+            **{f"block_sparse_moe.routed_expert_{word}": f"mlp.routed_expert_{word}"
+               for word in ("down_proj", "up_proj", "norm")},
+            "mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias",
+        },
         tensors=(
             _joined("proj.weight", ("hidden",)),
             _joined("conv1d.weight", ("1", "linear_conv_kernel_dim"), "conv.conv.weight"),
@@ -432,6 +449,22 @@ def is_mlx_name(row: Architecture, name: str) -> bool:
     module, _, last = name.rpartition(".")
     whole = f"{module}.weight" if last in PARTS else name
     return any(matches(mlx_row(row), spelled, "gguf") for spelled in (whole, whole.removeprefix(_LANGUAGE)))
+
+
+def dropped_tensors(row: Architecture, h: Hyperparams, names: Collection[str]) -> list[str]:
+    """The GGUF names of the tensors that mlx_lm dropped, if `names` are those of a folder that it wrote."""
+    network = network_of(row)
+    if network is None or not network.dropped or not any(is_mlx_name(row, name) for name in names):
+        return []
+    layers = range(h.num_layers or 0)
+    rows = [tensor for tensor in row.tensors if tensor.hf[0].endswith((*network.dropped,))]
+    return [
+        name
+        for tensor in rows
+        for n in layers
+        if has_layer(tensor.layers, h, n) and network.is_dropped(spell(tensor.hf[0], n), h)
+        for name in gguf_names(tensor, n, h)
+    ]
 
 
 def link_from(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str, Shape]) -> Link | None:

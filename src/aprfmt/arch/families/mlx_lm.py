@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aprfmt.arch.blocks.decoder import (
-    DECODER, DIMS, EPSILON, GROUPED, RMS_EPS, ROPE, VOCAB, attention, class_names, convert, decoder,
+    DECODER, DIMS, EPSILON, GROUPED, RMS_EPS, ROPE, VOCAB, attention, block, class_names, convert, decoder, embedding, final_norm,
     flag, fused_qkv, gated_mlp, hf_names, linear, network, norm, rename, tensor,
 )
+from aprfmt.arch.blocks.mla import LATENT_SIZES, latent_attention
 from aprfmt.arch.blocks.moe import COUNT, DENSE_LAYERS, USED, WIDTH, experts, moe_decoder, shared_expert
 from aprfmt.arch.converter import Converter, Scope
+from aprfmt.arch.converters.common import times_hidden
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
 
 _HIDDEN_ACT = Key("", ("hidden_act",), "str")
@@ -24,6 +28,39 @@ def _width_of_lille(scope: Scope) -> object:
     hidden = scope.h.hidden_size
     return None if hidden is None else 256 * round(8 * hidden // 3 / 256)
 
+
+_LATENT = tuple(
+    replace(
+        row,
+        hf=tuple(name.replace("self_attn.o_proj.", "self_attn.dense.").replace("self_attn.", "attention.")
+                 for name in row.hf),
+        need=row.need.replace("attention_bias", "use_qkv_bias"), layers="full_attention",
+    )
+    for row in latent_attention()
+)  # fmt: skip
+
+
+def _bailing(*attention_rows: TensorRow, shared: str) -> tuple[TensorRow, ...]:
+    """Ling's and Ring's hybrids: the last layer of each group of `layer_group_size` has softmax attention."""
+    return network(
+        *norm("input_layernorm", "attn_norm"),
+        *linear("attention.query_key_value", "attn_qkv", "3*q,hidden", "use_qkv_bias", layers="linear_attention"),
+        *attention_rows, *linear("attention.g_proj", "attn_gate", "q,hidden", layers="linear_attention"),
+        *norm("attention.g_norm", "attn_gate_norm", "q", layers="linear_attention"),
+        *norm("post_attention_layernorm", "ffn_norm"),
+        *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
+        tensor("mlp.gate.expert_bias", "exp_probs_b.bias", "experts", OPTIONAL, layers="moe"),
+        *experts(layers="moe"), *shared_expert("mlp.shared_experts", shared, layers="moe"),
+        *gated_mlp(layers="dense"), embed="model.word_embeddings",
+    )  # fmt: skip
+
+
+_BAILING_KEYS = (
+    *DECODER, VOCAB, COUNT, USED, WIDTH, DENSE_LAYERS, _HIDDEN_ACT, flag("use_bias"), flag("use_qkv_bias"),
+    flag("use_qk_norm"), flag("norm_topk_prob"),
+    *_words("num_shared_experts", "layer_group_size", "group_norm_size", "n_group", "topk_group"),
+    *_words("routed_scaling_factor", kind="f32"), *_words("score_function", kind="str"),
+)
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -102,27 +139,55 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="bailing_moe_linear", gguf="bailing-moe-linear",
         **class_names("BailingMoeLinearV2ForCausalLM", types=("bailing_moe_linear",)),
-        tensors=network(
-            *norm("input_layernorm", "attn_norm"),
+        tensors=_bailing(
             *linear("attention.query_key_value", "attn_qkv", "q+2*kv,hidden", "use_qkv_bias", layers="full_attention"),
-            *linear("attention.query_key_value", "attn_qkv", "3*q,hidden", "use_qkv_bias", layers="linear_attention"),
             *linear("attention.dense", "attn_output", "hidden,q", "use_bias"),
             *norm("attention.query_layernorm", "attn_q_norm", "head_dim", need="use_qk_norm"),
             *norm("attention.key_layernorm", "attn_k_norm", "head_dim", need="use_qk_norm"),
-            *linear("attention.g_proj", "attn_gate", "q,hidden", layers="linear_attention"),
-            *norm("attention.g_norm", "attn_gate_norm", "q", layers="linear_attention"),
-            *norm("post_attention_layernorm", "ffn_norm"),
-            *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
-            tensor("mlp.gate.expert_bias", "exp_probs_b.bias", "experts", OPTIONAL, layers="moe"),
-            *experts(layers="moe"),
-            *shared_expert("mlp.shared_experts", "num_shared_experts*moe_ffn", layers="moe"),
-            *gated_mlp(layers="dense"), embed="model.word_embeddings",
+            shared="num_shared_experts*moe_ffn",
+        ),
+        keys=(*_BAILING_KEYS, flag("norm_head")),
+    ),
+    Architecture(
+        id="bailing_moe_v2_5", gguf="bailing-moe-v2.5",
+        **class_names("BailingMoeV2_5ForCausalLM", types=("bailing_hybrid",)),
+        tensors=_bailing(
+            *_LATENT, *linear("attention.dense", "attn_output", "hidden,q", "use_bias", layers="linear_attention"),
+            *norm("attention.query_layernorm", "attn_q_norm", "head_dim", need="use_qk_norm", layers="linear_attention"),
+            *norm("attention.key_layernorm", "attn_k_norm", "head_dim", need="use_qk_norm", layers="linear_attention"),
+            shared="num_shared_experts*moe_shared_expert_intermediate_size",
         ),
         keys=(
-            *DECODER, VOCAB, COUNT, USED, WIDTH, DENSE_LAYERS, _HIDDEN_ACT, flag("use_bias"), flag("use_qkv_bias"),
-            flag("use_qk_norm"), flag("norm_topk_prob"), flag("norm_head"),
-            *_words("num_shared_experts", "layer_group_size", "group_norm_size", "n_group", "topk_group"),
-            *_words("routed_scaling_factor", kind="f32"), *_words("score_function", kind="str"),
+            *_BAILING_KEYS, *LATENT_SIZES,
+            *_words("q_lora_rank", "moe_shared_expert_intermediate_size", "num_nextn_predict_layers"),
+            flag("rope_interleave"), flag("moe_router_enable_expert_bias"),
+        ),
+    ),
+    Architecture(
+        id="phixtral", gguf="phixtral", **class_names("PhiForCausalLM", types=("phi-msft",)),
+        hf_when="num_local_experts",
+        tensors=(
+            embedding("transformer.embd.wte"),
+            *block(
+                *norm("ln", "attn_norm", bias=REQUIRED), *linear("mixer.Wqkv", "attn_qkv", "3*hidden,hidden", REQUIRED),
+                *linear("mixer.out_proj", "attn_output", "hidden,hidden", REQUIRED),
+                *linear("moe.gate", "ffn_gate_inp", "experts,hidden"),
+                tensor("moe.mlp.{e}.fc1.weight", "ffn_up_exps.weight", "4*hidden,hidden"),
+                tensor("moe.mlp.{e}.fc1.bias", "ffn_up_exps.bias", "4*hidden"),
+                tensor("moe.mlp.{e}.fc2.weight", "ffn_down_exps.weight", "hidden,4*hidden"),
+                tensor("moe.mlp.{e}.fc2.bias", "ffn_down_exps.bias", "hidden"),
+                hf="transformer.h.{n}.",
+            ),
+            *final_norm("lm_head.ln", REQUIRED), *linear("lm_head.linear", "output", "vocab,hidden", REQUIRED),
+        ),
+        keys=(
+            *rename(
+                convert(DIMS, intermediate_size=Converter(derive=lambda scope: times_hidden(4, scope))),
+                num_layers=("num_layers", "n_layer"), max_position_embeddings="n_positions",
+                hidden_size=("model_dim", "n_embd"), num_heads=("num_heads", "n_head"),
+            ),
+            EPSILON, *rename((COUNT, USED, VOCAB), num_experts="num_local_experts", vocab_size=("num_vocab", "vocab_size")),
+            *_words("rotary_dim"),
         ),
     ),
     Architecture(
