@@ -14,11 +14,28 @@ import arch_models
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from aprfmt.arch.mlx_networks import NETWORKS
 from aprfmt.convert.targets.mlx import older_keys
 
 ONE_ATTENTION = {"layer_types": ["linear_attention"] * 3 + ["full_attention"], "num_hidden_layers": 4}
 BLOCK = {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.5}}
 LFM2 = {"block_dim": 64, "block_multiple_of": 32, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False}
+CASE_OF = {
+    "deci": "deci/blocks",
+    "gemma3n_text": "gemma3n_text/whole",
+    "kimi_k3": "kimi_k3/plain",
+    "mimo_v2_flash": "mimo_v2_flash/published",
+    "minicpm3": "minicpm3/longrope",
+    "minimax_m3": "minimax_m3/whole",
+    "qwen3_5_moe_text": "qwen3_5_moe_text/whole",
+    "qwen3_5_text": "qwen3_5_text/whole",
+    "qwen3_vl_moe": "qwen3_vl_moe/published",
+}
+"""The cases of rows whose base case mlx_lm does not read: outside a wrapper, or without keys that it needs."""
+CASES = (
+    *(CASE_OF.get(row, row) for row in NETWORKS),
+    *("gemma3_text/whole", "gemma4_text/whole", "deepseek_v3/kimi_k25", "llama4_text/whole", "llama/llava"),
+)
 CHANGED: Mapping[str, Mapping[str, Any]] = {
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     "deci/blocks": {"block_configs": [BLOCK] * 5},
@@ -41,14 +58,13 @@ CHANGED: Mapping[str, Mapping[str, Any]] = {
     "gemma4_text/whole": {"vocab_size": 600},
     "llama4_text/whole": {"text_config": {"num_experts_per_tok": 1}},
     "qwen3_vl_moe/published": {"text_config": {"norm_topk_prob": True}},
-    "mimo_v2_flash/published": {},
-    "kimi_linear/published": {"rope_theta": 10000.0, "head_dim": 16, "model_max_length": 512},
     "kimi_linear": {"rope_theta": 10000.0, "head_dim": 16, "model_max_length": 512},
     "lfm2": LFM2,
     "llama4_text": {"tie_word_embeddings": True, "moe_layers": [], "interleave_moe_layer_step": 8},
     "mamba2": {"intermediate_size": 128},
     "hunyuan_v1_moe": {
-        "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}, "use_qk_norm": True, "use_mixed_mlp_moe": True, "use_cla": False, "cla_share_factor": 2, "num_shared_expert": 1,
+        "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}, "use_qk_norm": True,
+        "use_mixed_mlp_moe": True, "use_cla": False, "cla_share_factor": 2, "num_shared_expert": 1,
     },
     "minimax_m2": {"shared_intermediate_size": 0},
     "qwen": {"kv_channels": 16},
@@ -92,7 +108,7 @@ FOR_MLX: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 """Patterns of the names in checkpoints of today, and those of the first ones, which mlx_lm reads alone."""
 
-FUSED = ("qwen3_5_moe_text/whole",)
+FUSED = ("qwen3_5_moe_text/whole", "qwen3_vl_moe/published")
 """Cases whose published checkpoints have the experts of a layer in two tensors."""
 
 
@@ -105,8 +121,9 @@ def build(case_id: str, folder: Path, tokenizers: Mapping[str, Path], dtype: str
         arch_models.build(case, folder, tokenizers)
     else:
         arch_models.write_checkpoint(case, folder, tokenizers)
-    if case_id in FUSED:
-        _fuse_experts(folder / "model.safetensors")
+    path = folder / "model.safetensors"
+    if case_id in FUSED and not case.swapped:
+        save_file(fused(load_file(path), case_id), path, {"format": "pt"})
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config |= {key: value for key, value in changed.items() if key not in config}
@@ -143,15 +160,11 @@ def _merged(config: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, 
     return {**config, **changed, **parts}
 
 
-def _fuse_experts(path: Path) -> None:
-    """Stacks the experts of each layer, the gate's rows before those of the up projection."""
-    save_file(fused(load_file(path)), path, {"format": "pt"})
-
-
-def fused(tensors: dict[str, Any]) -> dict[str, Any]:
-    """The tensors, the experts of each layer in two of them."""
+def fused(tensors: dict[str, Any], case_id: str) -> dict[str, Any]:
+    """The tensors, with the experts of each layer in two of them: the gate's rows before those of the up projection."""
     import torch
 
+    swapped = arch_models.find_case(case_id).swapped
     first = [name for name in tensors if re.search(r"\.experts\.0\.gate_proj\.weight$", name)]
     for begin in (name.partition("experts.0.")[0] + "experts." for name in first):
         count = sum(name.startswith(begin) and name.endswith(".gate_proj.weight") for name in tensors)
@@ -159,7 +172,8 @@ def fused(tensors: dict[str, Any]) -> dict[str, Any]:
             torch.stack([tensors.pop(f"{begin}{e}.{word}_proj.weight") for e in range(count)])
             for word in ("gate", "up", "down")
         )
-        tensors |= {f"{begin}gate_up_proj": torch.cat((gate, up), 1), f"{begin}down_proj": down}
+        stacks = {f"{begin}gate_up_proj": torch.cat((gate, up), 1), f"{begin}down_proj": down}
+        tensors |= {name: tensor.mT if swapped else tensor for name, tensor in stacks.items()}
     return tensors
 
 

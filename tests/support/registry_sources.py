@@ -241,7 +241,7 @@ def mlx_modules(source: Path | None) -> frozenset[str]:
 
     mlx_lm has two tables of other modules: by model type, and by model type and class.
     """
-    from aprfmt.arch.mlx import NETWORKS, ONLY_INSIDE, WRAPPERS
+    from aprfmt.arch.mlx_networks import NETWORKS, ONLY_INSIDE, WRAPPERS
     from aprfmt.arch.table import ARCHITECTURES
 
     assert source is not None
@@ -253,8 +253,11 @@ def mlx_modules(source: Path | None) -> frozenset[str]:
     found = {str(by_type.get(name, name)) for name in WRAPPERS}
     for row in (ARCHITECTURES[name] for name in NETWORKS if name not in ONLY_INSIDE):
         for kind in row.model_types:
-            classes = {module for (name, of_class), module in by_class.items() if (name, of_class) in
-                       {(kind, one) for one in row.hf_classes}}
+            classes = {
+                module
+                for (name, of_class), module in by_class.items()
+                if (name, of_class) in {(kind, one) for one in row.hf_classes}
+            }
             found |= classes or {str(by_type.get(kind, kind))}
     return frozenset(found)
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    DECODER, DIMS, EPSILON, GROUPED, RMS_EPS, ROPE, VOCAB, attention, block, class_names, convert, decoder, embedding, final_norm,
-    flag, fused_qkv, gated_mlp, hf_names, linear, network, norm, rename, tensor,
+    DECODER, DIMS, EPSILON, GROUPED, RMS_EPS, ROPE, VOCAB, attention, block, class_names, convert, decoder,
+    embedding, experts, final_norm, flag, fused_qkv, gated_mlp, hf_names, linear, network, norm, rename, tensor,
 )
 from aprfmt.arch.blocks.mla import LATENT_SIZES, latent_attention
-from aprfmt.arch.blocks.moe import COUNT, DENSE_LAYERS, USED, WIDTH, experts, moe_decoder, shared_expert
+from aprfmt.arch.blocks.moe import COUNT, DENSE_LAYERS, USED, WIDTH, moe_decoder, shared_expert
 from aprfmt.arch.converter import Converter, Scope
 from aprfmt.arch.converters.common import times_hidden
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
 
 _HIDDEN_ACT = Key("", ("hidden_act",), "str")
-_LOCAL, _ATTENTION = "conv_mixer", "full_attention|sliding_attention"
+_LINEAR, _LOCAL, _ATTENTION = "linear_attention", "conv_mixer", "full_attention|sliding_attention"
 
 
 def _words(*names: str, kind: str = "u32") -> tuple[Key, ...]:
@@ -44,9 +44,9 @@ def _bailing(*attention_rows: TensorRow, shared: str) -> tuple[TensorRow, ...]:
     """Ling's and Ring's hybrids: the last layer of each group of `layer_group_size` has softmax attention."""
     return network(
         *norm("input_layernorm", "attn_norm"),
-        *linear("attention.query_key_value", "attn_qkv", "3*q,hidden", "use_qkv_bias", layers="linear_attention"),
-        *attention_rows, *linear("attention.g_proj", "attn_gate", "q,hidden", layers="linear_attention"),
-        *norm("attention.g_norm", "attn_gate_norm", "q", layers="linear_attention"),
+        *linear("attention.query_key_value", "attn_qkv", "3*q,hidden", "use_qkv_bias", layers=_LINEAR),
+        *attention_rows, *linear("attention.g_proj", "attn_gate", "q,hidden", layers=_LINEAR),
+        *norm("attention.g_norm", "attn_gate_norm", "q", layers=_LINEAR),
         *norm("post_attention_layernorm", "ffn_norm"),
         *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
         tensor("mlp.gate.expert_bias", "exp_probs_b.bias", "experts", OPTIONAL, layers="moe"),
@@ -111,8 +111,8 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *rename(
-                convert(DIMS, intermediate_size=Converter(derive=_width_of_lille)), num_layers="n_layer", max_position_embeddings="block_size", hidden_size="n_embd",
-                num_heads="n_head",
+                convert(DIMS, intermediate_size=Converter(derive=_width_of_lille)), num_layers="n_layer",
+                max_position_embeddings="block_size", hidden_size="n_embd", num_heads="n_head",
             ),
             *rename((GROUPED, RMS_EPS), num_kv_heads="n_kv_heads", rms_norm_eps="layer_norm_eps"), ROPE, VOCAB,
         ),
@@ -152,9 +152,9 @@ ROWS: tuple[Architecture, ...] = (
         id="bailing_moe_v2_5", gguf="bailing-moe-v2.5",
         **class_names("BailingMoeV2_5ForCausalLM", types=("bailing_hybrid",)),
         tensors=_bailing(
-            *_LATENT, *linear("attention.dense", "attn_output", "hidden,q", "use_bias", layers="linear_attention"),
-            *norm("attention.query_layernorm", "attn_q_norm", "head_dim", need="use_qk_norm", layers="linear_attention"),
-            *norm("attention.key_layernorm", "attn_k_norm", "head_dim", need="use_qk_norm", layers="linear_attention"),
+            *_LATENT, *linear("attention.dense", "attn_output", "hidden,q", "use_bias", layers=_LINEAR),
+            *norm("attention.query_layernorm", "attn_q_norm", "head_dim", need="use_qk_norm", layers=_LINEAR),
+            *norm("attention.key_layernorm", "attn_k_norm", "head_dim", need="use_qk_norm", layers=_LINEAR),
             shared="num_shared_experts*moe_shared_expert_intermediate_size",
         ),
         keys=(
@@ -165,7 +165,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="phixtral", gguf="phixtral", **class_names("PhiForCausalLM", types=("phi-msft",)),
-        hf_when="num_local_experts",
+        hf_when="rotary_dim",
         tensors=(
             embedding("transformer.embd.wte"),
             *block(
@@ -186,8 +186,8 @@ ROWS: tuple[Architecture, ...] = (
                 num_layers=("num_layers", "n_layer"), max_position_embeddings="n_positions",
                 hidden_size=("model_dim", "n_embd"), num_heads=("num_heads", "n_head"),
             ),
-            EPSILON, *rename((COUNT, USED, VOCAB), num_experts="num_local_experts", vocab_size=("num_vocab", "vocab_size")),
-            *_words("rotary_dim"),
+            *rename((COUNT, USED, VOCAB), num_experts="num_local_experts", vocab_size=("num_vocab", "vocab_size")),
+            EPSILON, *_words("rotary_dim"),
         ),
     ),
     Architecture(

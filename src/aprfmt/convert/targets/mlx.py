@@ -16,7 +16,8 @@ from aprfmt.arch.converter import language_part
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import find_link
-from aprfmt.arch.mlx import WRAPPERS, MlxNetwork, mlx_row, network_of, reshaped
+from aprfmt.arch.mlx import mlx_row, network_of, reshaped
+from aprfmt.arch.mlx_networks import WRAPPERS, MlxNetwork
 from aprfmt.arch.names import gguf_name
 from aprfmt.canonical import sidecar
 from aprfmt.canonical.model import Canonical
