@@ -252,12 +252,8 @@ def mlx_modules(source: Path | None) -> frozenset[str]:
     )
     found = {str(by_type.get(name, name)) for name in WRAPPERS}
     for row in (ARCHITECTURES[name] for name in NETWORKS if name not in ONLY_INSIDE):
-        for kind in row.model_types:
-            classes = {
-                module
-                for (name, of_class), module in by_class.items()
-                if (name, of_class) in {(kind, one) for one in row.hf_classes}
-            }
+        for kind in {*row.model_types, row.model_type}:
+            classes = {module for (name, top), module in by_class.items() if name == kind and top in row.hf_classes}
             found |= classes or {str(by_type.get(kind, kind))}
     return frozenset(found)
 

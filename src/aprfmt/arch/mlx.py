@@ -125,6 +125,8 @@ def link_from(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str,
 
 def values_from(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str, Shape]) -> Link | None:
     """The link of a tensor with other values in a folder of mlx_lm, under the checkpoint's own name."""
+    if network_of(row) is None:
+        return None
     found = matches(mlx_row(row), name, "gguf")
     return link_of(h, found[0], {name: shapes[name]}) if found else None
 

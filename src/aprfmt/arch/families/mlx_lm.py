@@ -150,7 +150,8 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="bailing_moe_v2_5", gguf="bailing-moe-v2.5",
-        **class_names("BailingMoeV2_5ForCausalLM", types=("bailing_hybrid",)),
+        hf_class="BailingMoeV2_5ForCausalLM", hf_classes=("BailingMoeV2_5ForCausalLM",),
+        model_type="bailing_hybrid", model_types=(),  # BailingMoeV3ForCausalLM has the same
         tensors=_bailing(
             *_LATENT, *linear("attention.dense", "attn_output", "hidden,q", "use_bias", layers=_LINEAR),
             *norm("attention.query_layernorm", "attn_q_norm", "head_dim", need="use_qk_norm", layers=_LINEAR),
