@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import arch_models
@@ -87,6 +88,25 @@ def test_a_folder_of_mlx_comes_back_and_decodes_to_the_checkpoint(case: str, mad
     for name, tensor in own.items():
         assert decoded[name].shape == tensor.shape
         assert (decoded[name] - tensor).abs().max() <= 0.2 * tensor.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("case", "changed", "why"),
+    [
+        ("qwen3_5_text", {}, "mlx_lm has qwen3_5_text only as the language model of another network"),
+        ("llama4_text", {}, r"mlx_lm's network has no model\.layers\.1\.feed_forward\.router\.weight"),
+        ("deci/blocks", {}, r"mlx_lm's network has no model\.layers\.2\.self_attn\.linear_attn\.weight"),
+        ("bailing_moe_linear", {"norm_head": True}, "mlx_lm changes the values of the head if norm_head is true"),
+    ],
+)
+def test_what_mlx_lm_lacks_is_refused(case: str, changed: dict[str, object], why: str, tmp_path: Path) -> None:
+    tokenizers = arch_models.write_tokenizers(tmp_path / "tokenizers", ["smollm2", "llama3", "qwen3"], limit=600)
+    found = arch_models.find_case(case)
+    write = arch_models.build if found.computable else arch_models.write_checkpoint
+    write(replace(found, config={**found.config, **changed}), tmp_path / "model", tokenizers)
+    with pytest.raises(RefusedError, match=f"cannot be quantized for MLX: {why}"):
+        aprfmt.export_model(tmp_path / "model", tmp_path / "out", format="mlx", bits=4, group_size=32)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_network_that_sees_whose_language_model_is_not_known_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from functools import cache
 from aprfmt.arch.grammar import has_layer, shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, RowMapping, link_of
-from aprfmt.arch.mlx_networks import LANGUAGE, NETWORKS, MlxNetwork
+from aprfmt.arch.mlx_networks import LANGUAGE, NETWORKS, ONLY_INSIDE, MlxNetwork
 from aprfmt.arch.names import canonical_name, gguf_names, matches, spell
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.codecs.affine import PARTS
@@ -89,6 +89,21 @@ def is_mlx_name(row: Architecture, name: str) -> bool:
     module, _, last = name.rpartition(".")
     whole = f"{module}.weight" if last in PARTS else name
     return any(matches(mlx_row(row), spelled, "gguf") for spelled in (whole, whole.removeprefix(LANGUAGE)))
+
+
+def why_refused(row: Architecture, h: Hyperparams, names: Collection[str], *, wrapped: bool) -> str:
+    """What mlx_lm lacks to read the network, "" if nothing; `names` are those of the checkpoint's tensors.
+
+    `wrapped` tells whether the network is the language model of a wrapper.
+    """
+    network = NETWORKS[row.id]
+    if row.id in ONLY_INSIDE and not wrapped:
+        return f"mlx_lm has {h.hf_model_type or row.id} only as the language model of another network"
+    absent = network.absent if wrapped else (*network.absent, *network.absent_alone)
+    if found := next((name for name in names if absent and name.endswith(absent)), None):
+        return f"mlx_lm's network has no {found}"
+    flag = next((name for name in network.off if h.extra.get(name)), None)
+    return f"mlx_lm changes the values of the head if {flag} is true" if flag is not None else ""
 
 
 def dropped_tensors(row: Architecture, h: Hyperparams, names: Collection[str]) -> list[str]:

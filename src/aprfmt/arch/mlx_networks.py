@@ -27,6 +27,9 @@ class MlxNetwork:
         dropped: endings of the names of tensors that mlx_lm does not read -> in which layers, as TensorRow.layers.
         convolutions: endings of the names of weights [channels, 1, width] that are [channels, width, 1] there.
         floats: endings of modules that are never quantized -> in which layers.
+        absent: endings of the names of tensors that mlx_lm's network lacks, so that a model with them is refused.
+        absent_alone: the same, for a model that is not part of a wrapper.
+        off: switches of config.json by which mlx_lm changes the head's values; they must be false.
         finer: suffixes of modules that always get 8 bits in groups of 64.
         eight: the same, whose group size mlx_lm does not write in config.json.
     """
@@ -41,6 +44,9 @@ class MlxNetwork:
     dropped: Mapping[str, str] = field(default_factory=dict)
     convolutions: tuple[str, ...] = ()
     floats: Mapping[str, str] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    absent_alone: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
     finer: tuple[str, ...] = ()
     eight: tuple[str, ...] = ()
 
@@ -148,11 +154,12 @@ _NETWORKS = (
     MlxNetwork((
         "llama", "mistral", "ministral3", "qwen", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "cohere",
         "cohere2", "ernie4_5", "exaone", "exaone4", "glm", "glm4", "gpt_bigcode", "hunyuan_v1_dense", "internlm2",
-        "minicpm3", "muse_glimmer_text", "nanbeige", "nemotron", "deci", "olmo2", "olmo3", "openelm", "phi", "phi3",
+        "minicpm3", "muse_glimmer_text", "nanbeige", "nemotron", "olmo2", "olmo3", "openelm", "phi", "phi3",
         "seed_oss", "smollm3", "stablelm", "starcoder2", "xverse", "mistral3", "qwen2_vl", "qwen3_vl", "helium",
         "plamo", "plamo3", "talkie", "youtu", "telechat3", "mimo", "lille", "phi3small",
     )),
-    MlxNetwork(("llama4_text",), _experts("feed_forward.experts")),
+    MlxNetwork(("deci",), absent=("linear_attn.weight", "linear_mlp.weight")),
+    MlxNetwork(("llama4_text",), _experts("feed_forward.experts"), absent_alone=("feed_forward.router.weight",)),
     MlxNetwork(("dbrx",), tensors=tuple(_each_expert(word) for word in ("w1", "v1", "w2"))),
     MlxNetwork(
         ("phixtral",),
@@ -218,7 +225,9 @@ _NETWORKS = (
     MlxNetwork(("ernie4_5_moe",), _SWITCH, dropped={".e_score_correction_bias": ""}),
     MlxNetwork(("dots1",), _experts("mlp.experts"), floats={"mlp.gate": ""}),
     MlxNetwork(("afmoe",), _experts("mlp.experts"), finer=("mlp.router.gate",)),
-    MlxNetwork(("bailing_moe", "bailing_moe_linear"), _SWITCH, _GATE_PROJ, finer=("mlp.gate.gate_proj",)),
+    MlxNetwork(
+        ("bailing_moe", "bailing_moe_linear"), _SWITCH, _GATE_PROJ, off=("norm_head",), finer=("mlp.gate.gate_proj",)
+    ),
     MlxNetwork(
         ("laguna",),
         _SWITCH,

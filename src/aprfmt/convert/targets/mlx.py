@@ -16,7 +16,7 @@ from aprfmt.arch.converter import language_part
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import find_link
-from aprfmt.arch.mlx import mlx_row, network_of, reshaped
+from aprfmt.arch.mlx import mlx_row, network_of, reshaped, why_refused
 from aprfmt.arch.mlx_networks import WRAPPERS, MlxNetwork
 from aprfmt.arch.names import gguf_name
 from aprfmt.canonical import sidecar
@@ -157,7 +157,13 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _MlxPlan) ->
             f"MLX computes in f32, f16 or bf16, not in {wanted}", hint="set the bits of stored weights with --bits"
         )
     source = hf.source_texts(c, recipe)
-    begin = _beginning(c, source.get(hf.CONFIG))
+    told = parse_config(source[hf.CONFIG], c.model.path) if hf.CONFIG in source else {}
+    begin, wrapped = _beginning(c, told), bool(language_part(told))
+    if c.arch is not None and (why := why_refused(c.arch, c.hparams, c.tensors, wrapped=wrapped)):
+        name = c.hparams.hf_architecture or c.arch.id
+        raise RefusedError(
+            f"{name} cannot be quantized for MLX: {why}", path=c.model.path, hint="export it to GGUF or .apr"
+        )
     for part in c.extra_parts():
         losses.add(f"{part} dropped: mlx_lm does not support them")
     planned = _Planned()
@@ -276,9 +282,8 @@ def _check_groups(c: Canonical, planned: _Planned, plan: _MlxPlan, losses: Losse
         )
 
 
-def _beginning(c: Canonical, config: bytes | None) -> str:
-    """The prefix of mlx_lm's tensor names in vision-language models, else ""."""
-    told = parse_config(config, c.model.path) if config is not None else {}
+def _beginning(c: Canonical, told: Mapping[str, object]) -> str:
+    """The prefix of mlx_lm's tensor names in a wrapper with this config.json, else ""."""
     if not language_part(told):
         return ""
     if (begin := WRAPPERS.get(str(told.get("model_type")))) is not None:
