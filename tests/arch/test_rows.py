@@ -128,7 +128,7 @@ def test_conditions_are_conditions_of_known_words(row: Architecture) -> None:
             assert known, f"{row.id}: {t.hf[0]}: {t.layers}"
             assert fact.word in {"kind", *LAYER_RULES} | LAYER_KINDS | LAYER_SIZES, f"{row.id}: {t.hf[0]}: {t.layers}"
     for fact in facts(row.hf_when) if row.hf_when else ():
-        assert fact.word == "layer_types", f"{row.id}: {row.hf_when}"
+        assert fact.word in {"layer_types"} | config_keys(row), f"{row.id}: {row.hf_when}"
         assert not fact.value or fact.value in LAYER_KINDS, f"{row.id}: {row.hf_when}"
     named = {key.gguf for other in ARCHITECTURES.values() if other.gguf == row.gguf for key in other.keys}
     for fact in facts(row.when) if row.when else ():
@@ -153,7 +153,8 @@ def test_keys_name_known_fields(row: Architecture) -> None:
 def test_rows_are_found(row: Architecture) -> None:
     """By class, by model type, and by a GGUF that has just what the first alternative of `when` asks for."""
     wanted = [fact.value for fact in facts(row.hf_when) if not fact.negated] if row.hf_when else []
-    config = {"layer_types": [*filter(None, wanted), "attention"]} if row.hf_when else None
+    told = {fact.word: 1 for fact in facts(row.hf_when) if not fact.negated} if row.hf_when else {}
+    config = {**told, "layer_types": [*filter(None, wanted), "attention"]} if row.hf_when else None
     for hf_class in row.hf_classes:
         assert find(hf_class=hf_class, config=config) is row
     for model_type in row.model_types:

@@ -17,7 +17,7 @@ from mlx_folders import files, tensors
 from safetensors.torch import load_file, save_file
 
 import aprfmt
-from aprfmt.arch.mlx import NETWORKS
+from aprfmt.arch.mlx_networks import NETWORKS
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import AprError, RefusedError, UsageError
 

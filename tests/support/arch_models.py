@@ -64,6 +64,7 @@ CASE_FILES = (
     "vision",
     "alike",
     "plain",
+    "mlx",
 )
 FOLDER_TOKENIZERS = ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")
 GGUF_TOKENIZERS = {

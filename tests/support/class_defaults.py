@@ -20,10 +20,12 @@ NO_CLASS = {
     "RefinedWeb",
     "RefinedWebModel",
     "exaone4_5_text",
+    "hunyuan",
     "mimo_v2",
     "minimax_m3",
     "kimi_k2",
     "qwen3_asr_text",
+    "youtu_llm",
 }
 """Model types of real config.json files that transformers registers no class for."""
 

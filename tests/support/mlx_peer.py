@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-LIMIT_S = 240
+LIMIT_S = 400
 
 
 def run(*jobs: Sequence[object]) -> None:

@@ -223,18 +223,39 @@ def is_known(registry: Registry, found: Registered) -> bool:
     A class with another head counts if its network has a row: the head is carried.
     """
     from aprfmt.arch.heads import head_of
-    from aprfmt.arch.mlx import NETWORKS, WRAPPERS
-    from aprfmt.arch.table import ARCHITECTURES, find
+    from aprfmt.arch.table import find
 
     if registry.title == "mlx_lm":
-        types = {kind for row in NETWORKS for kind in ARCHITECTURES[row].model_types}
-        return found.model_type in types | WRAPPERS
+        return found.model_type in mlx_modules(found.source)
     if registry.title == "llama.cpp towers":
         return not towers_without_row((found.name,))
     if not without_row((found.name,)):
         return True
     of_head = head_of(found.name) is not None and registry.title.endswith(HEADLESS)
     return of_head and bool(found.model_type) and find(model_type=found.model_type) is not None
+
+
+@cache
+def mlx_modules(source: Path | None) -> frozenset[str]:
+    """The modules of mlx_lm that load what our table quantizes; `source` is one of them.
+
+    mlx_lm has two tables of other modules: by model type, and by model type and class.
+    """
+    from aprfmt.arch.mlx_networks import NETWORKS, ONLY_INSIDE, WRAPPERS
+    from aprfmt.arch.table import ARCHITECTURES
+
+    assert source is not None
+    tree = ast.parse((source.parent.parent / "utils.py").read_text())
+    by_type, by_class = (
+        ast.literal_eval(table) if (table := _value_of(tree, f"MODEL_{kind}REMAPPING")) is not None else {}
+        for kind in ("", "ARCHITECTURE_")
+    )
+    found = {str(by_type.get(name, name)) for name in WRAPPERS}
+    for row in (ARCHITECTURES[name] for name in NETWORKS if name not in ONLY_INSIDE):
+        for kind in {*row.model_types, row.model_type}:
+            classes = {module for (name, top), module in by_class.items() if name == kind and top in row.hf_classes}
+            found |= classes or {str(by_type.get(kind, kind))}
+    return frozenset(found)
 
 
 def unknown_in(registry: Registry) -> list[Registered]:

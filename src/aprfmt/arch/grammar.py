@@ -370,7 +370,17 @@ LAYER_SIZES = frozenset(("heads", "kv_heads", "ffn"))
 """Words of a `layers` condition that are sizes of the layer."""
 
 LAYER_KINDS = frozenset(
-    ("full_attention", "sliding_attention", "attention", "linear_attention", "mamba", "conv", "mlp", "moe")
+    (
+        "full_attention",
+        "sliding_attention",
+        "attention",
+        "linear_attention",
+        "mamba",
+        "conv",
+        "conv_mixer",
+        "mlp",
+        "moe",
+    )
 )
 """Words of a config's `layer_types` that rows distinguish; `kind=moe` is the type, `moe` alone the rule."""
 

@@ -302,7 +302,7 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
         orders(row.order),
         orders(row.columns),
         row.transposed,
-        row.gguf_transposed,
+        row.gguf_transposed * (len(gguf) // len(row.gguf)),
         value(),
         row.pack,
         row.flat,
@@ -345,12 +345,14 @@ def _both_sides(
     If the GGUF side is one tensor without dims of its own, each side follows from the other, so that a shape that
     contradicts the hyper-parameters shows up as a difference of the two sides, not here.
     """
+    if row.gguf_dims and (both := {*hf} & {*gguf}):  # the tensor of that name may be of either side
+        shapes = {name: shape for name, shape in shapes.items() if name not in both}
     per_name = len(hf) // len(row.hf)
     dims = row.dims * len(row.hf)  # one for all names, or one each
     told = ((name, dims[i // per_name]) for i, name in enumerate(hf))
     sizes = {**_free_sizes((*told, *zip(gguf, row.gguf_dims, strict=False)), shapes), **sizes}
     before = [_shape_of(name, dims[i // per_name], sizes, shapes) for i, name in enumerate(hf)]
-    after_dims = row.gguf_dims or (None,) * len(gguf)
+    after_dims = row.gguf_dims * (len(gguf) // len(row.gguf)) or (None,) * len(gguf)
     after = [_shape_of(name, d, sizes, shapes) for name, d in zip(gguf, after_dims, strict=True)]
     if not row.gguf_dims and len(gguf) == 1:
         stacked = "{e}" in row.hf[0]

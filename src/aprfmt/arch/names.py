@@ -142,10 +142,17 @@ def _first_layer(row: TensorRow, h: Hyperparams) -> int | None:
     return next((layer for layer in layers if has_layer(row.layers, h, layer)), None)
 
 
+_MOST_EXPERTS = 1 << 14
+
+
 def gguf_names(row: TensorRow, layer: int | None, h: Hyperparams) -> tuple[str, ...]:
-    """The GGUF names of the row's tensors in a layer."""
+    """The GGUF names of the row's tensors in a layer; a name with `{e}` means one for each expert (of mlx_lm)."""
     first = evaluate(row.first, sizes_of(h)) or 0 if row.first else 0
-    return tuple(spell(name, None if layer is None else layer + first) for name in row.gguf)
+    in_stack = None if layer is None else layer + first
+    if not any("{e}" in name for name in row.gguf):
+        return tuple(spell(name, in_stack) for name in row.gguf)
+    count = min(evaluate(row.count, sizes_of(h)) or 0, _MOST_EXPERTS)
+    return tuple(spell(name, in_stack, expert) for name in row.gguf for expert in range(count))
 
 
 def spell(template: str, layer: int | None, expert: int | None = None) -> str:

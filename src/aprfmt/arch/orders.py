@@ -172,6 +172,7 @@ def _plus(name: str, number: float) -> Maps:
 
 
 VALUES: Maps = {
+    "same": (lambda values: values, lambda values: values),  # of rows that are only cut
     "plus_one": (lambda values: values + 1, lambda values: values - 1),
     "minus_exp": (_minus_exp, _log_minus),
     "exp": (lambda values: -_minus_exp(values), lambda values: _log_minus(-values)),

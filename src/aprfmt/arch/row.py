@@ -75,7 +75,8 @@ class TensorRow:
 
     Attributes:
         hf: names in a Hugging Face checkpoint, in the order of concatenation.
-        gguf: names in a GGUF; () for a tensor that a GGUF cannot store: only the other containers carry it.
+        gguf: names in a GGUF; () for a tensor that a GGUF cannot store: only the other containers carry it. `{e}`
+            occurs in those of mlx_lm only (see arch.mlx).
         dims: shape of each stored `hf` tensor, row-major; one shape for all of them, or one each.
         gguf_dims: shape of each `gguf` tensor; empty: as `dims`, after `experts` if the names contain `{e}`.
         need: condition under which the network must have it, over config keys and the words REQUIRED (always),
@@ -85,9 +86,9 @@ class TensorRow:
         columns: the same for the last dimension.
         transposed: whether the last two dimensions are swapped on the way to GGUF.
         gguf_transposed: the same for each of the `gguf` tensors, at the end.
-        value: name of a map of arch.orders.VALUES ("plus_one", "minus_exp"), PLUS_ROW, INT32 or PRODUCT; "mirror:SIZE"
-            negates the second half of each SIZE rows, "unit_columns:KEY" divides columns by their norms if the config's
-            KEY is true.
+        value: name of a map of arch.orders.VALUES ("plus_one", "minus_exp"; "same" for rows that are only cut),
+            PLUS_ROW, INT32 or PRODUCT; "mirror:SIZE" negates the second half of each SIZE rows, "unit_columns:KEY"
+            divides columns by their norms if the config's KEY is true.
         scale: factors of rows on the way to GGUF, run by run: "rows:number,number*number", where a number is a config
             key ("mlp_multipliers.0" of a list) or a word of arch.grammar.FACTORS; no rows: all remaining ones.
         pack: name of a packing of several stored tensors into one, of PACKS; the `hf` names are then its parts, all

@@ -83,7 +83,8 @@ def check_network(c: Canonical, row: Architecture, *, allow_unmapped: bool = Fal
     """Raises RefusedError, UnmappedError if the tensors do not match the network by name and shape."""
     shapes = network_shapes(c)
     if not allow_unmapped:
-        names.check_tensors(row, c.hparams, [n for n in shapes if not names.is_gguf_only(row, n)])
+        found = [n for n in shapes if not names.is_gguf_only(row, n)]
+        names.check_tensors(row, c.hparams, [*found, *mlx.dropped_tensors(row, c.hparams, c.model.tensors)])
     names.check_shapes(row, c.hparams, shapes | shapes_after_links(c.tensors))
 
 

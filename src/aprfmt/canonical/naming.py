@@ -157,12 +157,12 @@ def names_from_mlx(
         return tensors
     shapes = {name: t.shape for name, t in tensors.items()}
     links = {name: mlx.link_from(row, h, name, shapes) for name in tensors}
-    turned = {name: mlx.turned(row, name, shape) if shape[-1:] == (1,) else None for name, shape in shapes.items()}
-    if not any(links.values()) and not any(turned.values()):
+    mappings = {name: mlx.reshaped(row, h, name, shape, back=True) for name, shape in shapes.items()}
+    if not any(links.values()) and not any(mappings.values()):
         return tensors
     out: dict[str, CanonicalTensor] = {}
     for name, tensor in tensors.items():
-        link, mapping = links[name] or mlx.values_from(row, h, name, shapes), turned[name]
+        link, mapping = links[name] or mlx.values_from(row, h, name, shapes), mappings[name]
         if link is not None and name == link.gguf[0]:
             check_whole(link.gguf, tensors)
             sources = tuple(tensors[part].sources[0] for part in link.gguf)

@@ -8,6 +8,7 @@ from copy import deepcopy
 from aprfmt.arch import names
 from aprfmt.arch.extra_tensors import outside, unknown_empty
 from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.mlx import is_mlx_name
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, lookup, nearest
 from aprfmt.canonical import sidecar
@@ -116,7 +117,8 @@ def canonical(
 
 def _extra_names(model: Model, row: Architecture, h: Hyperparams) -> set[str]:
     """The names of the extra tensors."""
-    return outside(row, h, model.tensors) | unknown_empty(row, {t.name: t.shape for t in model.tensors.values()})
+    extra = {name for name in outside(row, h, model.tensors) if not is_mlx_name(row, name)}
+    return extra | unknown_empty(row, {t.name: t.shape for t in model.tensors.values()})
 
 
 def _adapter(model: Model, base: Base | None, allow_unmapped: bool) -> Canonical | None:

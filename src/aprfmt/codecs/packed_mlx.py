@@ -58,7 +58,8 @@ def _mlx_numbers(sources: StoredTensors, settings: Settings, default: tuple[int,
     """Bits and group size of a weight."""
     words = sources[".weight"]
     own = mlx_settings(settings, words.name.removesuffix(".weight"))
-    bits, group = own.get("bits", settings.get("bits", default[0])), own.get("group_size", settings.get("group_size"))
+    bits = own.get("bits", settings.get("bits", default[0]))
+    group = own.get("group_size", settings.get("group_size") if own is settings else default[1])
     try:
         scheme = affine.check(bits, group)
     except UsageError as error:

@@ -38,7 +38,7 @@ _DENSE = Architecture(
 ROWS: tuple[Architecture, ...] = (
     _DENSE,
     Architecture(
-        id="hunyuan_v1_moe", gguf="hunyuan-moe", **hf_names("HunYuanMoEV1", "hunyuan_v1_moe"),
+        id="hunyuan_v1_moe", gguf="hunyuan-moe", **hf_names("HunYuanMoEV1", "hunyuan_v1_moe", also=("hunyuan",)),
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias"),
             *norm("self_attn.query_layernorm", "attn_q_norm", "head_dim"),

@@ -13,7 +13,8 @@ _OF_EXPERTS = ("expert_", "leading_dense")
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(  # every layer is one of DeepSeek's leading dense layers
-        id="youtu", gguf="deepseek2", when="expert_feed_forward_length&!expert_count", **hf_names("Youtu", "youtu"),
+        id="youtu", gguf="deepseek2", when="expert_feed_forward_length&!expert_count",
+        **hf_names("Youtu", "youtu", also=("youtu_llm",)),
         rope_type=0,
         tensors=decoder(*latent_attention()),
         keys=(

@@ -14,8 +14,10 @@ from functools import partial
 
 from aprfmt.arch.converter import language_part
 from aprfmt.arch.fields import as_mapping
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import find_link
-from aprfmt.arch.mlx import WRAPPERS, MlxNetwork, mlx_row, network_of, turned
+from aprfmt.arch.mlx import mlx_row, network_of, reshaped, why_refused
+from aprfmt.arch.mlx_networks import WRAPPERS, MlxNetwork
 from aprfmt.arch.names import gguf_name
 from aprfmt.canonical import sidecar
 from aprfmt.canonical.model import Canonical
@@ -79,7 +81,7 @@ def layouts(c: Canonical, work: Work) -> Output:
             hint="export without --bits, then quantize with mlx_lm.convert -q",
         )
     patterns = tuple(_pattern(text, default.group_size) for text in options.tensor_type)
-    plan = _MlxPlan(network, default, options.recipe, c.hparams.num_layers or 0, bool(asked), patterns)
+    plan = _MlxPlan(network, default, options.recipe, c.hparams, bool(asked), patterns)
     return _quantized(c, work, network, plan)
 
 
@@ -108,7 +110,7 @@ class _MlxPlan:
     network: MlxNetwork
     default: Affine
     recipe: str | None
-    n_layers: int
+    h: Hyperparams
     asked: bool
     patterns: tuple[tuple[re.Pattern[str], Affine], ...] = ()
 
@@ -120,7 +122,7 @@ class _MlxPlan:
         """How to quantize the weight; None to keep it in floats."""
         module = tensor.name.removesuffix(".weight")
         is_weight = tensor.name.endswith(".weight") and len(tensor.shape) >= 2 and is_float(tensor.dtype)
-        if not is_weight or not self.network.is_quantized(module):
+        if not is_weight or not self.network.is_quantized(module, self.h):
             return None
         if not self.asked:
             bits = BITS_OF_BLOCKS.get(tensor.dtype)
@@ -139,8 +141,9 @@ class _MlxPlan:
         """
         low, high = RECIPES[self.recipe or ""]
         layer = next((int(word) for word in module.split(".") if word.isdecimal()), 0)
-        eighth = self.n_layers // 8
-        outer = layer < eighth or layer >= 7 * self.n_layers // 8
+        n_layers = self.h.num_layers or 0
+        eighth = n_layers // 8
+        outer = layer < eighth or layer >= 7 * n_layers // 8
         chosen = outer or (layer - eighth) % 3 == 2
         of_kind = any(word in module for word in ("v_proj", "v_a_proj", "v_b_proj", "down_proj"))
         return high if "lm_head" in module or (chosen and of_kind) else low
@@ -154,11 +157,20 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _MlxPlan) ->
             f"MLX computes in f32, f16 or bf16, not in {wanted}", hint="set the bits of stored weights with --bits"
         )
     source = hf.source_texts(c, recipe)
-    begin = _beginning(c, source.get(hf.CONFIG))
+    told = parse_config(source[hf.CONFIG], c.model.path) if hf.CONFIG in source else {}
+    begin, wrapped = _beginning(c, told), bool(language_part(told))
+    if c.arch is not None and (why := why_refused(c.arch, c.hparams, c.tensors, wrapped=wrapped)):
+        name = c.hparams.hf_architecture or c.arch.id
+        raise RefusedError(
+            f"{name} cannot be quantized for MLX: {why}", path=c.model.path, hint="export it to GGUF or .apr"
+        )
     for part in c.extra_parts():
         losses.add(f"{part} dropped: mlx_lm does not support them")
     planned = _Planned()
     for tensor in _mlx_side(c, begin):
+        if network.is_dropped(tensor.name, c.hparams):
+            losses.add(f"{tensor.name} dropped: mlx_lm does not use it")
+            continue
         _plan_tensor(c, tensor, wanted, plan, planned, losses)
     _check_groups(c, planned, plan, losses)
     if work.observe is not None:
@@ -270,13 +282,12 @@ def _check_groups(c: Canonical, planned: _Planned, plan: _MlxPlan, losses: Losse
         )
 
 
-def _beginning(c: Canonical, config: bytes | None) -> str:
-    """The prefix of mlx_lm's tensor names: "language_model." in vision-language models, else ""."""
-    told = parse_config(config, c.model.path) if config is not None else {}
+def _beginning(c: Canonical, told: Mapping[str, object]) -> str:
+    """The prefix of mlx_lm's tensor names in a wrapper with this config.json, else ""."""
     if not language_part(told):
         return ""
-    if told.get("model_type") in WRAPPERS:
-        return "language_model."
+    if (begin := WRAPPERS.get(str(told.get("model_type")))) is not None:
+        return begin
     name = c.hparams.hf_architecture or str(told.get("model_type"))
     raise RefusedError(
         f"{name} cannot be quantized for MLX: the prefix of its language model in mlx_lm is unknown",
@@ -301,7 +312,7 @@ def _in_mlx_shapes(c: Canonical) -> Iterator[CanonicalTensor]:
             continue
         link = find_link(row, c.hparams, name, shapes, "hf")
         if link is None or name not in link.hf:
-            mapping = turned(c.arch, name, tensor.shape) if tensor.shape[-1:] != (1,) else None
+            mapping = reshaped(c.arch, c.hparams, name, tensor.shape)
             yield tensor if mapping is None else CanonicalTensor(name, (tensor.as_source(),), mapping)
             continue
         done |= set(link.hf)
@@ -328,7 +339,9 @@ def _settings(schemes: Mapping[str, Affine], plan: _MlxPlan) -> dict[str, object
     settings: dict[str, object] = _entry(default)
     finer = {m for m in schemes if plan.asked and plan.recipe is None and plan.network.is_finer(m)}
     named = {m: s for m, s in schemes.items() if s != default or plan.recipe or m in finer}
-    return settings | {m: _entry(s, with_mode=m not in finer) for m, s in named.items()}
+    eight = {m for m in finer if plan.network.eight and m.endswith(plan.network.eight)}
+    entries = {m: _entry(s, with_mode=m not in finer) for m, s in named.items()}
+    return settings | entries | {m: {"bits": named[m].bits} for m in eight}
 
 
 def _entry(scheme: Affine, *, with_mode: bool = True) -> dict[str, object]:
