@@ -81,6 +81,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "Zamba2ForCausalLM": {"layers_block_type": ["mamba", "hybrid"], "attention_head_dim": 20},
     "ZayaForCausalLM": {"num_experts_per_tok": 1},
     "GPTNeoForCausalLM": {"attention_types": [[["global", "local"], 1]]},
+    "MllamaForCausalLM": {"cross_attention_layers": [1]},
     "JetMoeForCausalLM": {"kv_channels": 16},
 }
 """Class -> config.json keys of its tiny model, where the usual sizes do not suffice."""

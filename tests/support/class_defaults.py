@@ -24,6 +24,7 @@ NO_CLASS = {
     "minimax_m3",
     "kimi_k2",
     "qwen3_asr_text",
+    "telechat3",
 }
 """Model types of real config.json files that transformers registers no class for."""
 

@@ -10,6 +10,7 @@ from aprfmt.arch.extra_tensors import part_of
 from aprfmt.arch.heads import MODULE_KEYS
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
+from aprfmt.arch.similar import AUTO_SIMILAR
 from aprfmt.arch.table import lookup, nearest, row_of
 from aprfmt.canonical.model_kinds import ADAPTER, looks_like_adapter
 from aprfmt.errors import UsageError
@@ -21,7 +22,7 @@ from aprfmt.model import Model
 
 def find_row(model: Model, arch: str | None = None) -> Architecture | None:
     """The architecture row named by `arch`, else the one detected from the model."""
-    if arch is not None and arch != "auto":
+    if arch is not None and arch not in ("auto", AUTO_SIMILAR):
         row = lookup(arch)
         if row is None:
             raise UsageError(f"unknown architecture {arch!r}", hint=name_hint(arch))
