@@ -63,6 +63,16 @@ def test_its_gguf_is_that_of_the_known_class(folder: Path, tmp_path: Path) -> No
         assert keys[0] == keys[1]
 
 
+def test_an_apr_knows_as_what_it_was_read(folder: Path, tmp_path: Path) -> None:
+    imported(folder)
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf", no_tokenizer=True)
+    with aprfmt.open(tmp_path / "m.gguf") as model:
+        assert model.metadata["general.architecture"] == "llama"
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back", format="hf")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes()
+
+
 def test_the_refusal_of_a_class_that_fits_proposes_it(folder: Path) -> None:
     with pytest.raises(UnmappedError) as caught:
         imported(folder, None)
