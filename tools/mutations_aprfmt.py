@@ -451,6 +451,16 @@ APRFMT = (
     Mutation("NaN is JSON", "aprfmt/io/jsonx.py:_parse_constant",
         "test_jsonx.py::test_broken_json_is_refused",
         "raise CorruptError(f\"{text} is not a JSON value\")", "return float(text)"),
+    # architectures
+    Mutation("a class with config keys of its own is taken for a known one", "aprfmt/arch/similar.py:differing_keys",
+        "test_similar_classes.py::test_a_config_key_more_is_another_network",
+        "[*unknown, *lacking]", "lacking"),
+    Mutation("defaults of an unknown class are guessed", "aprfmt/arch/similar.py:differing_keys",
+        "test_similar_classes.py::test_a_default_of_its_own_is_not_guessed",
+        "[*unknown, *lacking]", "unknown"),
+    Mutation("an .apr forgets as what an unknown class was read", "aprfmt/canonical/detection.py:row_of_unknown",
+        "test_similar_classes.py::test_an_apr_knows_as_what_it_was_read",
+        "None if known else row", "None"),
     # formats
     Mutation("the header's checksum is not compared", "aprfmt/formats/apr2.py:read_header",
         "test_apr2_read.py::test_wrong_header_checksum",

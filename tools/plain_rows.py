@@ -26,6 +26,7 @@ from arch_cases_plain import SIZES, SMALL  # noqa: E402
 from arch_models import quiet_transformers  # noqa: E402
 
 from aprfmt.arch.families.plain import LINES, PlainLine  # noqa: E402
+from aprfmt.arch.grammar import evaluate  # noqa: E402
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED  # noqa: E402
 
 Shapes = dict[str, tuple[int, ...]]
@@ -52,7 +53,7 @@ FIRST = {
     "num_kv_heads": 2, "vocab_size": 500, "head_dim": 20,
 }  # fmt: skip
 SECOND = FIRST | {"max_position_embeddings": 72, "hidden_size": 128, "intermediate_size": 144, "vocab_size": 520,
-                  "num_heads": 8, "num_kv_heads": 4, "head_dim": 28}  # fmt: skip
+                  "num_heads": 16, "num_kv_heads": 4, "head_dim": 28}  # fmt: skip
 KINDS = {bool: "bool", int: "i32", float: "f32", str: "str"}
 WORDS = {"vocab_size": "vocab", "hidden_size": "hidden", "intermediate_size": "ffn", "num_layers": "layers",
          "max_position_embeddings": "positions", "num_heads": "heads", "num_kv_heads": "kv_heads"}  # fmt: skip
@@ -111,15 +112,27 @@ class _Probe:
             for path in Path(folder).glob("*.safetensors"):
                 with safe_open(path, "pt") as file:
                     found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        if not more:
-            self.embedding = self._name_of(model, model.get_input_embeddings(), found)
-            self.head = self._name_of(model, model.get_output_embeddings(), found)
+                    if not more:
+                        self.embedding = self._name_of(model.get_input_embeddings(), file)
+                        self.head = self._name_of(model.get_output_embeddings(), file)
         return found
 
+    def full_shapes(self) -> Shapes:
+        """Shapes of the model that the config class makes by itself, in the model's own names; no weights are made."""
+        import torch
+
+        with torch.device("meta"):
+            model = self.model_class(self.config_class())
+        found: dict[str, list[tuple[int, ...]]] = {}
+        for name, weight in model.state_dict().items():
+            found.setdefault(template_of(name), []).append(tuple(weight.shape))
+        return {name: shapes[0] for name, shapes in found.items() if len({*shapes}) == 1}
+
     @staticmethod
-    def _name_of(model: Any, module: Any, found: Shapes) -> str:
-        name = next((name for name, one in model.named_modules() if one is module and module is not None), "")
-        return f"{name}.weight" if f"{name}.weight" in found else ""
+    def _name_of(module: Any, file: Any) -> str:
+        """The name under which the weight of a module is stored, which may not be the model's own; "" without one."""
+        weight = getattr(module, "weight", None)
+        return next((name for name in file.keys() if weight is not None and _is_stored(weight, file, name)), "")  # noqa: SIM118
 
     def is_shared(self) -> bool:
         """Whether classes of other networks have the same model type: encoders, encoder-decoders, wrappers."""
@@ -129,6 +142,11 @@ class _Probe:
         tables = ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT")
         return any(kind in getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES") for table in tables)
 
+    def has_nested_rope(self) -> bool:
+        """Whether the rope parameters are those of layer types, which only the class itself reads."""
+        stated = self.fields.get("rope_parameters")
+        return isinstance(stated, dict) and any(isinstance(value, dict) for value in stated.values())
+
     def switches(self) -> Iterator[str]:
         """Switches of the config that may change the tensors."""
         yield from (
@@ -136,6 +154,11 @@ class _Probe:
             for name, value in self.fields.items()
             if isinstance(value, bool) and name not in IGNORED and "router_logits" not in name
         )
+
+
+def _is_stored(weight: Any, file: Any, name: str) -> bool:
+    same = tuple(file.get_slice(name).get_shape()) == tuple(weight.shape)
+    return same and bool((file.get_tensor(name) == weight).all())
 
 
 def template_of(name: str) -> str:
@@ -150,9 +173,9 @@ def template_of(name: str) -> str:
     return ".".join(parts)
 
 
-def words_of(probe: _Probe, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Words of sizes and their values for a tiny model."""
-    config = probe.config(sizes).to_dict()
+def words_of(probe: _Probe, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Words of sizes and their values for a tiny model, or for that of the class's own config."""
+    config = (probe.config_class() if sizes is None else probe.config(sizes)).to_dict()
     words = {WORDS[field]: config.get(key) for field, key in probe.sizes.items() if field in WORDS}
     heads, hidden = words.get("heads"), words.get("hidden")
     head_dim = config.get("head_dim") or (hidden // heads if heads and hidden else None)
@@ -163,26 +186,52 @@ def words_of(probe: _Probe, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def sizes_by_value(a: Mapping[str, int], b: Mapping[str, int]) -> Table:
-    """What a dimension comes to in the two networks -> the simplest size that gives both values."""
+    """What a dimension comes to in the two networks -> the sizes that give both values, the simplest first."""
     names = [name for name in dict.fromkeys((*USUAL, *a)) if name in a and name in b]
     pairs = {name: (Fraction(a[name]), Fraction(b[name])) for name in names}
     literals = [(str(n), (Fraction(n), Fraction(n))) for n in range(1, MAX_LITERAL + 1)]
     table: Table = {}
     for size, pair in chain(pairs.items(), _multiples(pairs), literals, _combined(pairs)):
         if pair[0] != pair[1] or size.isdigit():
-            table.setdefault(pair, size)
+            table.setdefault(pair, []).append(size)
     return table
 
 
-def size_of(values: tuple[int, int], table: Table) -> str:
-    """The size that gives both values. Raises UnfitError without one."""
-    found = table.get((Fraction(values[0]), Fraction(values[1])))
-    if found is None:
-        raise UnfitError(f"no size of the config gives {values}")
-    return found
+class _Sizes:
+    """Words for the dimensions of a class's tensors, from two tiny models and the names of its own, full one."""
+
+    def __init__(self, probe: _Probe) -> None:
+        self.words = words_of(probe, FIRST)
+        self.table = sizes_by_value(self.words, words_of(probe, SECOND))
+        self.full = probe.full_shapes()
+        self.full_words = words_of(probe)
+        self._named: dict[str, tuple[int, str]] = {}
+
+    def __call__(self, name: str, first: tuple[int, ...], second: tuple[int, ...]) -> str:
+        """The shape of a tensor, in words that give all three shapes; `any_size` for a dimension without one.
+
+        A bias is as long as its weight, which a switch of the config need not have turned on in the full model.
+        """
+        rows, of_weight = self._named.get(f"{name.removesuffix('.bias')}.weight", (0, ""))
+        if name.endswith(".bias") and first == (rows,):
+            return of_weight.partition(",")[0]
+        full = self.full.get(name, ())
+        known = full if len(full) == len(first) else (None,) * len(first)
+        sizes = zip(zip(first, second, strict=True), known, strict=True)
+        dims = ",".join(size_of(pair, self.table, of_full, self.full_words) for pair, of_full in sizes)
+        self._named[name] = next(iter(first), 0), dims
+        return dims
 
 
-Table = dict[tuple[Fraction, Fraction], str]
+def size_of(
+    values: tuple[int, int], table: Table, full: int | None = None, words: Mapping[str, int] | None = None
+) -> str:
+    """The simplest size that gives both values, and `full` for a network of these words; `any_size` without one."""
+    sizes = table.get((Fraction(values[0]), Fraction(values[1])), [])
+    return next((size for size in sizes if full is None or evaluate(size, words or {}) in (full, None)), UNKNOWN)
+
+
+Table = dict[tuple[Fraction, Fraction], list[str]]
 Pairs = Mapping[str, tuple[Fraction, Fraction]]
 Sizes = Iterator[tuple[str, tuple[Fraction, Fraction]]]
 """Sizes and what they come to in the two networks."""
@@ -202,12 +251,17 @@ def _combined(pairs: Pairs) -> Sizes:
     for (one, (x, y)), (two, (v, w)) in combinations(pairs.items(), 2):
         yield f"{one}*{two}", (x * v, y * w)
         yield f"{one}+{two}", (x + v, y + w)
-        yield f"{one}/{two}", (x / v, y / w)
+        if "heads" in pairs and {one, two} < _PARTS:  # of latent attention
+            heads = pairs["heads"]
+            yield f"heads*{one}+heads*{two}", (heads[0] * (x + v), heads[1] * (y + w))
         for k in (2, 3):
             yield f"{one}+{k}*{two}", (x + k * v, y + k * w)
             yield f"{k}*{one}+{two}", (k * x + v, k * y + w)
+    for (one, (x, y)), (two, (v, w)) in combinations(pairs.items(), 2):
+        yield f"{one}/{two}", (x / v, y / w)
 
 
+_PARTS = {"qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}
 MAX_LITERAL = 4
 """Largest dimension that may be written as a number: the width of a convolution, a single value."""
 UNKNOWN = "any_size"
@@ -221,12 +275,12 @@ def line_of(name: str) -> PlainLine:
     first, second = map(_by_template, shapes)
     if first.keys() != second.keys():
         raise UnfitError("the sizes change the names of the tensors")
-    words = words_of(probe, FIRST)
-    table = sizes_by_value(words, words_of(probe, SECOND))
+    dims = _Sizes(probe)
     tensors: dict[str, tuple[str, str]] = {
-        found: (",".join(size_of(pair, table) for pair in zip(shape, second[found], strict=True)), REQUIRED)
-        for found, shape in first.items()
+        found: (dims(found, first[found], second[found]), REQUIRED)
+        for found in sorted(first, key=lambda name: name.endswith(".bias"))
     }
+    tensors = {found: tensors[found] for found in first}
     counted: dict[str, set[int]] = {}
     for tensor in shapes[0]:
         counted.setdefault(template_of(tensor), set()).update(_layer(tensor))
@@ -234,7 +288,7 @@ def line_of(name: str) -> PlainLine:
     for found, layers in counted.items():
         if layers and layers != set(range(depth)):
             tensors[found] = (tensors[found][0], OPTIONAL)
-    tensors |= _switched(probe, tensors, table)
+    tensors |= _switched(probe, tensors, dims)
     if probe.tied is not None:
         kept = {template_of(tensor) for tensor in probe.shapes(FIRST, tie_word_embeddings=True)}
         tensors |= {
@@ -251,21 +305,26 @@ def line_of(name: str) -> PlainLine:
         model_type=kind,
         shared=shared,
         sizes=probe.sizes,
-        rope=rest.pop("rope_parameters", None) is not None,
+        rope=not probe.has_nested_rope() and rest.pop("rope_parameters", None) is not None,
         config=rest,
         tensors=tensors,
-        depth=_depth(depth, words),
+        depth=_depth(depth, dims.words),
         embedding=probe.embedding,
         head=probe.head,
     )
 
 
 def _by_template(shapes: Shapes) -> Shapes:
-    """The shape that all tensors of a name have. Raises UnfitError if it is not the same in each layer."""
+    """The shape that all tensors of a name have; 0 for a dimension that is not the same in each layer.
+
+    Raises UnfitError if the number of dimensions is not.
+    """
     found: Shapes = {}
     for tensor, shape in shapes.items():
-        if found.setdefault(template_of(tensor), shape) != shape:
-            raise UnfitError(f"{template_of(tensor)} has {found[template_of(tensor)]} and {shape}")
+        other = found.setdefault(template_of(tensor), shape)
+        if len(other) != len(shape):
+            raise UnfitError(f"{template_of(tensor)} has {other} and {shape}")
+        found[template_of(tensor)] = tuple(a if a == b else 0 for a, b in zip(other, shape, strict=True))
     return found
 
 
@@ -278,10 +337,12 @@ def _layer(name: str) -> set[int]:
 def _depth(layers: int, words: Mapping[str, int]) -> str:
     if words.get("layers") == layers:
         return "layers"
+    if words.get("layers") == 2 * layers:  # its config.json counts attention and MLP apart
+        return "layers/2"
     raise UnfitError(f"nothing counts {layers} layers")
 
 
-def _switched(probe: _Probe, tensors: Mapping[str, tuple[str, str]], table: Table) -> dict[str, tuple[str, str]]:
+def _switched(probe: _Probe, tensors: Mapping[str, tuple[str, str]], dims: _Sizes) -> dict[str, tuple[str, str]]:
     """The tensors that a switch of the config adds or takes away."""
     changed: dict[str, tuple[str, str]] = {}
     for switch in probe.switches():
@@ -297,20 +358,12 @@ def _switched(probe: _Probe, tensors: Mapping[str, tuple[str, str]], table: Tabl
         need = switch if value else f"!{switch}"
         for name, pair in new.items():
             if name not in tensors:
-                dims = ",".join(_size_if_any(one, table) for one in zip(*pair, strict=True))
-                changed[name] = (dims, OPTIONAL if name in changed else need)
+                changed[name] = (dims(name, *pair), OPTIONAL if name in changed else need)
         for name in tensors.keys() - new.keys():
             once = name not in changed and tensors[name][1] == REQUIRED
             changed[name] = (tensors[name][0], need.removeprefix("!") if need[0] == "!" and once else
                              f"!{need}" if once else OPTIONAL)  # fmt: skip
     return changed
-
-
-def _size_if_any(values: tuple[int, int], table: Table) -> str:
-    try:
-        return size_of(values, table)
-    except UnfitError:
-        return UNKNOWN
 
 
 def main(names: Sequence[str]) -> int:

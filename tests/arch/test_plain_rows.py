@@ -13,7 +13,7 @@ from aprfmt.arch.families.plain import LINES
 from aprfmt.arch.loaders import loader_of
 from aprfmt.arch.table import ARCHITECTURES, find
 from aprfmt.errors import RefusedError
-from plain_rows import UnfitError, line_of, size_of, sizes_by_value, template_of
+from plain_rows import UNKNOWN, line_of, size_of, sizes_by_value, template_of
 
 TABLE = sizes_by_value(
     {"hidden": 96, "ffn": 112, "heads": 4, "x": 20}, {"hidden": 128, "ffn": 144, "heads": 8, "x": 30}
@@ -38,9 +38,21 @@ def test_sizes_are_told_by_two_networks(values: tuple[int, int], size: str) -> N
 
 
 def test_a_number_that_no_config_gives_is_no_size() -> None:
-    for values in ((97, 500), (40, 40)):
-        with pytest.raises(UnfitError):
-            size_of(values, TABLE)
+    assert [size_of(values, TABLE) for values in ((97, 500), (40, 40))] == [UNKNOWN, UNKNOWN]
+
+
+def test_a_size_that_only_tiny_networks_have_is_not_taken() -> None:
+    """Of the sizes that give both values, the first one that the full network has too; none rather than a wrong one."""
+    table = sizes_by_value({"kv": 8, "routed": 4, "used": 2}, {"kv": 16, "routed": 8, "used": 2})
+    words = {"kv": 512, "routed": 384, "used": 12}
+    found = [size_of((8, 16), table, full, words) for full in (None, 512, 768, 4608, 7)]
+    assert found == ["kv", "kv", "2*routed", "routed*used", UNKNOWN]
+
+
+def test_layers_of_a_kind_that_the_first_ones_are_not_have_their_tensors() -> None:
+    beam = ARCHITECTURES["beam"]
+    needs = {row.hf[0].partition("{n}.")[2]: row.need for row in beam.tensors}
+    assert (needs["mlp.up_proj.weight"], needs["mlp.experts.{e}.up_proj.weight"]) == ("optional", "optional")
 
 
 def test_names_have_their_layers_and_experts() -> None:

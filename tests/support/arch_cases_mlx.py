@@ -41,10 +41,6 @@ def _case(row: str, name: str, config: dict[str, Any], **more: Any) -> ArchCase:
 
 
 CASES: tuple[ArchCase, ...] = (
-    _case("telechat3", "Telechat3ForCausalLM", _LLAMA),
-    _case("mimo", "MiMoForCausalLM", _LLAMA | {"num_nextn_predict_layers": 0}),
-    _case("iquestloopcoder", "IQuestLoopCoderForCausalLM",
-        _LLAMA | {"head_dim": 32, "loop_num": 2, "loop_window_size": 64}),
     _case("klear", "KlearMoeForCausalLM", _LLAMA | _EXPERTS | {
         "model_type": "Klear", "num_hidden_layers": 3, "attention_bias": False, "mlp_only_layers": [0],
         "decoder_sparse_step": 1, "n_shared_experts": 1,

@@ -82,6 +82,7 @@ _SARVAM: dict[str, Any] = {
     **{key: value for key, value in _BAILING_V2.items() if key != "partial_rotary_factor"},
     "model_type": "sarvam_moe", "n_group": 1, "rope_theta": 8000000.0,
 }  # fmt: skip
+PARAM2 = {**_SARVAM, "model_type": "param2moe"}
 
 CASES: tuple[ArchCase, ...] = (
     *remote("grok", "GrokForCausalLM", _GROK),

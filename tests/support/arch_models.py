@@ -58,6 +58,7 @@ CASE_FILES = (
     "remote_rwkv",
     "remote_audio",
     "seq2seq",
+    "served",
     "multimodal",
     "drafts",
     "wrappers",

@@ -26,6 +26,7 @@ NO_CLASS = {
     "kimi_k2",
     "qwen3_asr_text",
     "youtu_llm",
+    "telechat3",
 }
 """Model types of real config.json files that transformers registers no class for."""
 

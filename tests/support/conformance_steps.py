@@ -38,6 +38,7 @@ from conformance_explained import HANGS, explain
 from converter_peer import ConverterError, ConverterPeer
 from llama_peer import LlamaError, LlamaPeer
 
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.names import canonical_name
 from aprfmt.arch.table import ARCHITECTURES
 
@@ -89,6 +90,12 @@ class Bench:
 
 OURS = ("apr", "gguf", "loads", "logits", "top1", "back_bits", "back_logits", "direct")
 PEER = ("peer_converts", "peer_loads", "peer_logits", "peer_top1", "keys", "tensors", "peer_back")
+
+
+def _apart(ours: Hyperparams, others: Hyperparams) -> dict[str, object]:
+    """What of the hyper-parameters of a network is not the other's."""
+    found, other = ({**asdict(h), **h.extra, "extra": None} for h in (ours, others))
+    return {name: value for name, value in found.items() if name not in other or other[name] != value}
 
 
 class _Run:
@@ -215,7 +222,7 @@ class _Run:
         """Whether a folder computes what the source does; without transformers, whether its config means the same."""
         if self.case.computable and self.case.kind != "draft" and _has_class(folder):
             return self._same_logits(folder)
-        from aprfmt.arch.hparams import from_hf_config, with_target
+        from aprfmt.arch.hparams import from_hf_config, to_gguf, with_target
 
         ours, wanted = (from_hf_config(json.loads((f / "config.json").read_text())) for f in (folder, self.source))
         if self.case.target:
@@ -223,7 +230,11 @@ class _Run:
             wanted = with_target(wanted, ARCHITECTURES[self.case.row], target) or wanted
         if self.case.wrapped or self.case.model_class in ARCHITECTURES[self.case.row].other_names:
             ours, wanted = unwrapped(ours, wanted), unwrapped(wanted, ours)
-        return Step(ours == wanted, reason="" if ours == wanted else f"{ours} instead of {wanted}")
+        same = ours == wanted
+        if ours.architecture != wanted.architecture:  # the same network under a plainer name
+            keys, others = (to_gguf(h, ARCHITECTURES[str(h.architecture)]) for h in (ours, wanted))
+            same = sorted(keys, key=str) == sorted(others, key=str)
+        return Step(same, reason="" if same else f"{_apart(ours, wanted)} instead of {_apart(wanted, ours)}")
 
     def _same_logits(self, folder: Path) -> Step:
         assert self.wanted is not None

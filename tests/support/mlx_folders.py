@@ -34,7 +34,14 @@ CASE_OF = {
 """The cases of rows whose base case mlx_lm does not read: outside a wrapper, or without keys that it needs."""
 CASES = (
     *(CASE_OF.get(row, row) for row in NETWORKS),
-    *("gemma3_text/whole", "gemma4_text/whole", "deepseek_v3/kimi_k25", "llama4_text/whole", "llama/llava"),
+    *(
+        "gemma3_text/whole",
+        "gemma4_text/whole",
+        "deepseek_v3/kimi_k25",
+        "llama4_text/whole",
+        "llama/llava",
+        "llama/telechat3",
+    ),
 )
 CHANGED: Mapping[str, Mapping[str, Any]] = {
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
@@ -60,6 +67,8 @@ CHANGED: Mapping[str, Mapping[str, Any]] = {
     "qwen3_vl_moe/published": {"text_config": {"norm_topk_prob": True}},
     "kimi_linear": {"rope_theta": 10000.0, "head_dim": 16, "model_max_length": 512},
     "lfm2": LFM2,
+    "mimo": {"num_nextn_predict_layers": 0},
+    "iquestloopcoder": {"head_dim": 32},  # its gates come in groups of 32
     "llama4_text": {"tie_word_embeddings": True, "moe_layers": [], "interleave_moe_layer_step": 8},
     "mamba2": {"intermediate_size": 128},
     "hunyuan_v1_moe": {

@@ -156,7 +156,7 @@ _NETWORKS = (
         "cohere2", "ernie4_5", "exaone", "exaone4", "glm", "glm4", "gpt_bigcode", "hunyuan_v1_dense", "internlm2",
         "minicpm3", "muse_glimmer_text", "nanbeige", "nemotron", "olmo2", "olmo3", "openelm", "phi", "phi3",
         "seed_oss", "smollm3", "stablelm", "starcoder2", "xverse", "mistral3", "qwen2_vl", "qwen3_vl", "helium",
-        "plamo", "plamo3", "talkie", "youtu", "telechat3", "mimo", "lille", "phi3small",
+        "plamo", "plamo3", "talkie", "youtu", "mimo", "lille", "phi3small",
     )),
     MlxNetwork(("deci",), absent=("linear_attn.weight", "linear_mlp.weight")),
     MlxNetwork(("llama4_text",), _experts("feed_forward.experts"), absent_alone=("feed_forward.router.weight",)),

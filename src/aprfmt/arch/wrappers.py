@@ -106,4 +106,10 @@ WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("InstructBlipForConditionalGeneration", "instructblip", "opt", beside=_QUERIES),
     Wrapper("InstructBlipVideoForConditionalGeneration", "instructblipvideo", "opt", beside=_QUERIES),
     Wrapper("GraniteDoclingForConditionalGeneration", "granite_docling", "granite"),
+    Wrapper("InklingForConditionalGeneration", "inkling_mm_model", "inkling_text"),
+    Wrapper("Inkling2ForConditionalGeneration", "inkling2", "inkling2_text"),
+    Wrapper("Inkling2LoopForConditionalGeneration", "inkling2_loop", "inkling2_loop_text"),
+    Wrapper("Lfm3VlForConditionalGeneration", "lfm3_vl", "lfm3"),
+    Wrapper("MllamaForConditionalGeneration", "mllama", "mllama_text_model"),
+    Wrapper("HCXVisionV2ForCausalLM", "", "hyperclovax"),
 )

@@ -10,7 +10,8 @@ from aprfmt.arch.extra_tensors import part_of
 from aprfmt.arch.heads import MODULE_KEYS
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
-from aprfmt.arch.table import lookup, nearest, row_of
+from aprfmt.arch.similar import AUTO_SIMILAR
+from aprfmt.arch.table import ARCHITECTURES, find, lookup, nearest, row_of
 from aprfmt.canonical.model_kinds import ADAPTER, looks_like_adapter
 from aprfmt.errors import UsageError
 from aprfmt.formats import hfdir, safetensors
@@ -21,15 +22,25 @@ from aprfmt.model import Model
 
 def find_row(model: Model, arch: str | None = None) -> Architecture | None:
     """The architecture row named by `arch`, else the one detected from the model."""
-    if arch is not None and arch != "auto":
+    if arch is not None and arch not in ("auto", AUTO_SIMILAR):
         row = lookup(arch)
         if row is None:
             raise UsageError(f"unknown architecture {arch!r}", hint=name_hint(arch))
         return row
     if model.convention == "apr" and model.metadata.get(UNMAPPED_KEY) is True:
         return None
+    told = model.metadata.get(ROW_KEY) if model.convention == "apr" else None
+    if isinstance(told, str) and told in ARCHITECTURES:
+        return ARCHITECTURES[told]
     kv = model.metadata if model.convention == "gguf" else None
     return row_of(model.hparams, kv=kv, tensor_names=model.tensors)
+
+
+def row_of_unknown(h: Hyperparams, row: Architecture | None) -> Architecture | None:
+    """`row`, if neither the class nor the model type of the network names one; None otherwise."""
+    named = h.hf_architecture or h.hf_model_type
+    known = named is None or find(hf_class=h.hf_architecture, model_type=h.hf_model_type) is not None
+    return None if known else row
 
 
 def config_of(model: Model) -> Mapping[str, object] | None:
@@ -70,6 +81,9 @@ def name_hint(word: str) -> str:
 PART_KEY = "aprfmt.part"
 """APR metadata key: what a file contains that is not a network."""
 
+
+ROW_KEY = "aprfmt.row"
+"""APR metadata key: the row as which the network of an unknown class was read (`--arch`)."""
 
 UNMAPPED_KEY = "aprfmt.unmapped"
 """APR metadata key of a network without a row whose architecture has a known name: a GGUF may say "mixtral", which

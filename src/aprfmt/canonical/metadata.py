@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from aprfmt.arch import hparams as hp
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.table import lookup
-from aprfmt.canonical.detection import PART_KEY, UNMAPPED_KEY
+from aprfmt.canonical.detection import PART_KEY, ROW_KEY, UNMAPPED_KEY, row_of_unknown
 from aprfmt.canonical.model import ORIGINAL_FORMATS, Canonical
 from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.provenance import provenance
@@ -25,6 +25,7 @@ def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, object]
     further = {
         PART_KEY: c.part or None,
         UNMAPPED_KEY: _is_unmapped(c) or None,
+        ROW_KEY: row.id if (row := row_of_unknown(c.hparams, c.arch)) is not None else None,
         **(c.adapter.to_metadata() if c.adapter is not None else {}),
         **(c.tower.to_metadata() if c.tower is not None else {}),
     }

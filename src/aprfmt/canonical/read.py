@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
 from aprfmt.arch import names
@@ -10,6 +11,7 @@ from aprfmt.arch.extra_tensors import outside, unknown_empty
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.mlx import is_mlx_name
 from aprfmt.arch.row import Architecture
+from aprfmt.arch.similar import AUTO_SIMILAR, SIMILAR, differing_keys
 from aprfmt.arch.table import ARCHITECTURES, lookup, nearest
 from aprfmt.canonical import sidecar
 from aprfmt.canonical.adapter import read_adapter
@@ -22,13 +24,12 @@ from aprfmt.canonical.completion import (
     restore_checkpoint,
     take_factors,
 )
-from aprfmt.canonical.detection import find_part, find_row, hparams_as, name_hint
+from aprfmt.canonical.detection import config_of, find_part, find_row, hparams_as, name_hint
 from aprfmt.canonical.lora_pairs import Base
 from aprfmt.canonical.model import Canonical, count_elements
 from aprfmt.canonical.model_kinds import ADAPTER, is_adapter
 from aprfmt.canonical.naming import name_tensors, names_from_mlx
 from aprfmt.canonical.packed import AS_STORED, Decoding, packing
-from aprfmt.canonical.sidecar import Sidecar
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.canonical.tower import read_tower
 from aprfmt.errors import AprError, RefusedError, UnmappedError
@@ -52,6 +53,8 @@ def canonical(
 ) -> Canonical:
     """Reads `model` into canonical form; `arch` names a row of the architecture table to use instead of detection.
 
+    For "auto-similar" an unknown class is read as the row that it is in all but name, see similar_row.
+
     `decoding` controls quantized weights, `base` is the base model of an adapter. Raises UnmappedError for an
     architecture or tensor without a row, naming the nearest known one, and for adapters what
     canonical.adapter.read_adapter raises.
@@ -59,25 +62,27 @@ def canonical(
     if is_adapter(model) and (found := _adapter(model, base, allow_unmapped)) is not None:
         return found
     row = find_row(model, arch)
+    warnings = list(model.warnings)
+    if arch == AUTO_SIMILAR and row is None and model.tensors:
+        row = similar_row(model)
+        warnings.append(f"{_class_of(model)} is unknown: read as {row.id}, whose tensors and config keys it has")
     if part := find_part(model, row):
         row = None
     # An .apr keeps the names it was imported with, and without tensors nothing needs a name.
     elif row is None and not (allow_unmapped or model.convention == "apr" or not model.tensors):
         raise _unknown_architecture(model)
     hparams = hparams_as(model, row)
-    warnings = list(model.warnings)
     if row is not None:
         hparams.architecture = row.id
         if model.convention == "gguf":
             warnings += complete_from_gguf(model, row, hparams)
         elif model.convention == "apr":
             complete_from_apr(model, row, hparams)
-    kept: Sidecar | None = None
-    if (gguf := model.native_as(GgufNative)) is not None:
-        kept, warning = sidecar.read_sidecar(gguf.parts[0].kv)
-        warnings += [warning] if warning else []
-        if kept is not None and row is not None:
-            take_factors(hparams, row, kept)
+    gguf = model.native_as(GgufNative)
+    kept, warning = sidecar.read_sidecar(gguf.parts[0].kv) if gguf is not None else (None, None)
+    warnings += [warning] if warning else []
+    if kept is not None and row is not None:
+        take_factors(hparams, row, kept)
     extra_names = _extra_names(model, row, hparams) if row is not None else set[str]()
     packs = packing(model, row, hparams, decoding, extra_names, allow_unmapped=allow_unmapped)
     tensors, others, copies = name_tensors(model, row, hparams, allow_unmapped, packs, extra_names, decoding)
@@ -146,9 +151,13 @@ def _adapter(model: Model, base: Base | None, allow_unmapped: bool) -> Canonical
     )
 
 
-def _unknown_architecture(model: Model) -> UnmappedError:
+def _class_of(model: Model) -> str | None:
     hparams = model.hparams
-    word = hparams.hf_architecture or hparams.architecture or hparams.hf_model_type
+    return hparams.hf_architecture or hparams.architecture or hparams.hf_model_type
+
+
+def _unknown_architecture(model: Model) -> UnmappedError:
+    word = _class_of(model)
     if word is None:
         return UnmappedError(
             "the file does not name its architecture",
@@ -157,10 +166,15 @@ def _unknown_architecture(model: Model) -> UnmappedError:
         )
     # For some networks llama.cpp's file has fused tensors that cannot be split again.
     known = model.convention == "gguf" and any(row.gguf == word for row in ARCHITECTURES.values())
-    fitting = [row.id for row in fitting_rows(model)]
-    if fitting:
-        others = f" (and of {first_few(fitting[1:])})" if fitting[1:] else ""
-        hint = f"its tensors match {fitting[0]}{others}: try --arch {fitting[0]}"
+    fitting = fitting_rows(model)
+    config = config_of(model) or {} if fitting else {}
+    if same := _same_rows(fitting, config):
+        hint = f"its tensors and config keys are those of {same[0].id}: try --arch {AUTO_SIMILAR}"
+    elif fitting:
+        row, *rest = [row.id for row in fitting]
+        others = f" (and of {first_few(rest)})" if rest else ""
+        apart = first_few(differing_keys(fitting[0], config))
+        hint = f"its tensors match {row}{others}, except for {apart} in config.json: try --arch {row}"
     else:
         hint = "use the original checkpoint" if known else name_hint(word)
     return UnmappedError(
@@ -171,10 +185,49 @@ def _unknown_architecture(model: Model) -> UnmappedError:
     )
 
 
-def fitting_rows(model: Model) -> list[Architecture]:
+def similar_row(model: Model) -> Architecture:
+    """The row of which a checkpoint of an unknown class has all tensors and config keys, and no others.
+
+    Raises UnmappedError if it has none, with what is different from the nearest one.
+    """
+    rows, config = [ARCHITECTURES[name] for name in SIMILAR], config_of(model) or {}
+    fitting = fitting_rows(model, rows)
+    if same := _same_rows(fitting, config):
+        return same[0]
+    what, hint = _nearest_tensors(model, rows), "apr architectures lists all rows"
+    if fitting:
+        near = min(fitting, key=lambda row: len(differing_keys(row, config)))
+        what = f"config.json has {first_few(differing_keys(near, config))}, unlike {near.id}"
+        hint = f"if that changes nothing, use --arch {near.id}"
+    raise UnmappedError(
+        f"{_class_of(model)} is no known network under another name: {what}", path=model.path, hint=hint
+    )
+
+
+def _same_rows(fitting: Sequence[Architecture], config: Mapping[str, object]) -> list[Architecture]:
+    """Those of the rows that have all config keys too, in the order of SIMILAR."""
+    same = (row for row in fitting if row.id in SIMILAR and not differing_keys(row, config))
+    return sorted(same, key=lambda row: SIMILAR.index(row.id))
+
+
+def _nearest_tensors(model: Model, rows: Sequence[Architecture]) -> str:
+    """The tensors that the row with most of a checkpoint's tensors does not have."""
+    samples = list({_NUMBER.sub("0", name): name for name in model.tensors}.values())
+    unknown = {row.id: [name for name in samples if not _is_named(row, name)] for row in rows}
+    row, apart = min(unknown.items(), key=lambda found: len(found[1]))
+    if not apart:
+        return f"some tensors of {row} are missing or have other shapes"
+    return f"{row} has no {first_few(apart)}" if len(apart) < len(samples) else "no such row has its tensors"
+
+
+def _is_named(row: Architecture, name: str) -> bool:
+    return names.canonical_name(row, name) is not None or names.ignorable(row, name)
+
+
+def fitting_rows(model: Model, rows: Sequence[Architecture] = ()) -> list[Architecture]:
     """Rows whose networks have exactly the tensors of a checkpoint, by its config.json; [] if none does.
 
-    The rows whose class name is most similar to the model's come first.
+    The rows whose class name is most similar to the model's come first. `rows` are those to try, () for all.
     """
     if model.convention != "hf" or not model.tensors:
         return []
@@ -182,8 +235,8 @@ def fitting_rows(model: Model) -> list[Architecture]:
     near = nearest(model.hparams.hf_architecture or "")
     first = lookup(near) if near else None
     found = []
-    for row in sorted(ARCHITECTURES.values(), key=lambda row: row is not first):
-        if row.hf_when or not all(names.canonical_name(row, name) or names.ignorable(row, name) for name in samples):
+    for row in sorted(rows or ARCHITECTURES.values(), key=lambda row: row is not first):
+        if row.hf_when or not all(_is_named(row, name) for name in samples):
             continue
         try:
             c = canonical(model, arch=row.id)

@@ -87,7 +87,7 @@ class Network:
 
     arch: str | None = option(
         None,
-        "Architecture, if the source does not specify it.",
+        "Architecture, if the source does not specify it; auto-similar finds it by tensors and config keys.",
         metavar="NAME",
         complete="architecture",
         section=SOURCE,

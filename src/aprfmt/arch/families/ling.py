@@ -136,8 +136,8 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="bailing_moe_v2", gguf="bailingmoe2",
         **class_names(
-            "BailingMoeV2ForCausalLM", "BailingMoeV2Model", "SarvamMoEForCausalLM",
-            "modeling_sarvam_moe.SarvamMoEForCausalLM", types=("bailing_moe_v2", "sarvam_moe"),
+            "BailingMoeV2ForCausalLM", "BailingMoeV2Model", "SarvamMoEForCausalLM", "Param2MoEForCausalLM",
+            "modeling_sarvam_moe.SarvamMoEForCausalLM", types=("bailing_moe_v2", "sarvam_moe", "param2moe"),
             bare=("BailingMoeV2Model",),
         ),
         tensors=_bailing(

@@ -66,8 +66,8 @@ ROWS: tuple[Architecture, ...] = (
         id="llama", gguf="llama",
         **class_names(
             "LlamaForCausalLM", "LLaMAForCausalLM", "VLlama3ForCausalLM", "InternLM3ForCausalLM",
-            "IQuestCoderForCausalLM", "LlamaModel", "Emu3ForCausalLM", "Emu3TextModel",
-            types=("llama", "smollm", "smollm2", "internlm3", "iquestcoder", "emu3_text_model"),
+            "IQuestCoderForCausalLM", "TeleChat3ForCausalLM", "LlamaModel", "Emu3ForCausalLM", "Emu3TextModel",
+            types=("llama", "smollm", "smollm2", "internlm3", "iquestcoder", "telechat3", "emu3_text_model"),
             bare=("LlamaModel", "Emu3TextModel"),
         ),
         rope_type=0,

@@ -80,7 +80,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="mistral4", gguf="mistral4",
-        **hf_names("Mistral4", "mistral4"), rope_type=0,
+        **hf_names("Mistral4", "mistral4", "MistralLarge3"), rope_type=0,
         # All experts are in two tensors; Mistral's own layout has one per expert.
         tensors=(
             *sorted(mla_decoder(), key=lambda row: "{e}" in row.hf[0]),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    DECODER, DIMS, EPSILON, GROUPED, RMS_EPS, ROPE, VOCAB, attention, block, class_names, convert, decoder,
-    embedding, experts, final_norm, flag, fused_qkv, gated_mlp, hf_names, linear, network, norm, rename, tensor,
+    DECODER, DIMS, EPSILON, GROUPED, RMS_EPS, ROPE, VOCAB, attention, block, class_names, convert, embedding,
+    experts, final_norm, flag, fused_qkv, gated_mlp, hf_names, linear, network, norm, rename, tensor,
 )
 from aprfmt.arch.blocks.mla import LATENT_SIZES, latent_attention
 from aprfmt.arch.blocks.moe import COUNT, DENSE_LAYERS, USED, WIDTH, moe_decoder, shared_expert
@@ -63,28 +63,6 @@ _BAILING_KEYS = (
 )
 
 ROWS: tuple[Architecture, ...] = (
-    Architecture(
-        id="telechat3", gguf="telechat3", **hf_names("Telechat3", "telechat3", "TeleChat3"),
-        tensors=decoder(*attention("attention_bias", "attention_bias"), mlp=gated_mlp("mlp_bias")),
-        keys=(*DECODER, VOCAB, _HIDDEN_ACT, flag("attention_bias"), flag("mlp_bias")),
-    ),
-    Architecture(
-        id="mimo", gguf="mimo", **hf_names("MiMo", "mimo"),
-        tensors=decoder(*attention(REQUIRED)),
-        keys=(*DECODER, VOCAB, _HIDDEN_ACT, *_words("num_nextn_predict_layers")),
-    ),
-    Architecture(
-        id="iquestloopcoder", gguf="iquestloopcoder", **hf_names("IQuestLoopCoder", "iquestloopcoder"),
-        tensors=(
-            *decoder(*attention("attention_bias", "attention_bias"), mlp=gated_mlp("mlp_bias")),
-            TensorRow(("model.gate_projections.{n}.weight",), (), ("heads,head_dim",)),
-            TensorRow(("model.gate_projections.{n}.bias",), (), ("heads",)),
-        ),
-        keys=(
-            *DECODER, VOCAB, _HIDDEN_ACT, flag("attention_bias"), flag("mlp_bias"),
-            *_words("loop_num", "loop_window_size"),
-        ),
-    ),
     Architecture(
         id="klear", gguf="klear", **hf_names("KlearMoe", "Klear"),
         tensors=moe_decoder(

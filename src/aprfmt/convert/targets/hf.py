@@ -14,6 +14,7 @@ from aprfmt.arch.heads import MODULE
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical import sidecar
 from aprfmt.canonical.depth_pruning import with_layers
+from aprfmt.canonical.detection import row_of_unknown
 from aprfmt.canonical.drafts import named_drafts, with_mtp_layers_counted
 from aprfmt.canonical.model import Canonical, from_gguf
 from aprfmt.canonical.packed import HF_QUANT, without_packing
@@ -184,7 +185,8 @@ def config_json(
     at = c.model.path / CONFIG if is_folder(c.model.path) else c.model.path
     base = mistral.to_config(parse_config(params, at)) if params is not None else parse_config(source or b"{}", at)
     base = base if unwritten is None else unwritten
-    then = hp.to_hf_config(_as_import(c, hp.from_hf_config(base)), complete=False)
+    row = row_of_unknown(c.hparams, c.arch)
+    then = hp.to_hf_config(_as_import(c, hp.from_hf_config(base, row)), row, complete=False)
     config = overlay(base if c.layers is None else with_layers(base, c.layers), then, now)
     if unwritten is not None and config == base:
         return None, True
