@@ -39,7 +39,7 @@ OTHER_LISTS = frozenset(
     (
         *("adapter_substitute_token_ids", "adapter_token_ids", "aux_hidden_state_layer_ids", "target_layer_ids"),
         *("dflash_config.target_layer_ids", "dspark_target_layer_ids", "eagle_aux_hidden_state_layer_ids", "id2label"),
-        *("mrope_section", "target_rope_sections", DEEPSTACK, MAP, TARGETS),
+        *("mrope_section", "target_rope_sections", "bskcn_tv", DEEPSTACK, MAP, TARGETS),
     )
 )
 """config.json keys with lists that have nothing to do with the layers of the network."""

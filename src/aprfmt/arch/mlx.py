@@ -88,6 +88,8 @@ def is_mlx_name(row: Architecture, name: str) -> bool:
         return False
     module, _, last = name.rpartition(".")
     whole = f"{module}.weight" if last in PARTS else name
+    if canonical_name(row, whole) is not None:  # a checkpoint's own, of a draft layer perhaps
+        return False
     return any(matches(mlx_row(row), spelled, "gguf") for spelled in (whole, whole.removeprefix(LANGUAGE)))
 
 

@@ -47,7 +47,7 @@ PER_LAYER = frozenset(
         *("expert_swiglu_limit_list", "share_expert_swiglu_limit_list", "partial_rotary_factors", "ffn_multipliers"),
         *("num_attention_heads_per_layer", "num_key_value_heads_per_layer", "num_kv_heads", "num_query_heads"),
         *("block_configs", "activation_sparsity_pattern", "indexer_compress_ratio", "hybrid_override_pattern"),
-        *("sparse_attention_config.sparse_attention_freq", "sliding_window"),
+        *("sparse_attention_config.sparse_attention_freq", "sliding_window", "position_layers", "window_sizes"),
     )
 )
 """config.json keys whose value may be a list, or a string of letters, with one item per layer. Lists under the name of
@@ -55,7 +55,10 @@ a scalar of the network (`num_key_value_heads`) count too.
 """
 
 NUMBERS = frozenset(
-    ("mlp_only_layers", "moe_layers", "attn_layer_indices", "full_attn_idxs", "full_attention_idx", "moe_layers_enum")
+    (
+        *("mlp_only_layers", "moe_layers", "attn_layer_indices", "full_attn_idxs", "full_attention_idx"),
+        *("moe_layers_enum", "bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4"),
+    )
 )
 """config.json keys that list layer indices from 0; strings are comma-separated."""
 
