@@ -311,6 +311,20 @@ def test_near_names_are_suggested(apr: Apr) -> None:
     assert apr("inspect", "x", "y", "--json").json["error"]["message"] == "got unexpected extra argument(s) (y)"
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("distill --teacher t --student s --data d -o o --steps 3 --optimzer muon", "--optimizer muon"),
+        ("distill --teacher t --student s --data d -o o --steps 3 --weigth-decay 0", "--weight-decay 0"),
+        ("quantize x.gguf q4_k_m -o y.gguf --imatrx m", "--imatrix m"),
+    ],
+)
+def test_a_misspelled_option_is_spelled_in_the_line(apr: Apr, typed: str, meant: str) -> None:
+    line, _, _ = typed.rpartition(" --")
+    error = apr(*typed.split(), "--json").json["error"]
+    assert error["hint"].startswith(f"apr {line} {meant} --json\n")
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_leave_nothing_behind(tmp_path: Path, number: int, code: int) -> None:
     script = (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from aprfmt.arch.grammar import has_layer
+from aprfmt.arch.grammar import evaluate, has_layer, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import TensorRow
 
@@ -61,6 +61,13 @@ class MlxNetwork:
     def is_dropped(self, name: str, h: Hyperparams) -> bool:
         """Whether mlx_lm does not read the tensor."""
         return _is_listed(self.dropped, name, h)
+
+    def cut_values(self, h: Hyperparams) -> Iterator[tuple[str, int]]:
+        """(checkpoint name, number of trailing values) of the tensors that mlx_lm has cut short."""
+        for row in self.tensors:
+            if row.cut and (count := evaluate(row.cut, sizes_of(h)) or 0) > 0:
+                layers = (n for n in range(h.num_layers or 0) if has_layer(row.layers, h, n))
+                yield from ((row.hf[0].replace("{n}", str(n)), count) for n in layers)
 
     def spell(self, name: str) -> str:
         """mlx_lm's name of a tensor, or of a template, of the checkpoint."""

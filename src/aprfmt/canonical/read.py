@@ -199,9 +199,7 @@ def similar_row(model: Model) -> Architecture:
         near = min(fitting, key=lambda row: len(differing_keys(row, config)))
         what = f"config.json has {first_few(differing_keys(near, config))}, unlike {near.id}"
         hint = f"if that changes nothing, use --arch {near.id}"
-    raise UnmappedError(
-        f"{_class_of(model)} is no known network under another name: {what}", path=model.path, hint=hint
-    )
+    raise UnmappedError(f"{_class_of(model)} does not match a known network: {what}", path=model.path, hint=hint)
 
 
 def _same_rows(fitting: Sequence[Architecture], config: Mapping[str, object]) -> list[Architecture]:

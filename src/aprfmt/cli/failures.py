@@ -207,9 +207,13 @@ def _usage_error(error: Exception) -> UsageError:
     message = (_all_missing(missing) or message).replace("valid int range", "integer")
     message = message.replace("valid float range", "number").strip(" .")
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    if (ours := suggest(out.arguments, error)) is not None:
+    ours = suggest(out.arguments, error)
+    line = _with_option(error, near[0]) if len(near) == 1 else None
+    if ours is not None and line is not None and ours.dropped == [getattr(error, "option_name", "")]:
+        ours = None  # a word that resembles an option is that option, not one of another program to leave out
+    if ours is not None:
         hint, message = ours.hint(), ours.because or message
-    elif len(near) == 1 and (line := _with_option(error, near[0])) is not None:
+    elif line is not None:
         hint = f"{line}\n"
     if out.command in COMMANDS:
         hint += "\n" * (ours is not None) + f"apr {out.command} --help"

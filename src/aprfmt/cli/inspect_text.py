@@ -40,7 +40,7 @@ def show(
 
 
 def _show_models(folder: str) -> bool:
-    """Lists the models in a folder that is no model itself; returns False if it has none."""
+    """Lists the models in a folder; returns False if it has none."""
     if not os.path.isdir(folder):
         return False
     from aprfmt.inspection.model_folder import models_in

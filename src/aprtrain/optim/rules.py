@@ -52,7 +52,7 @@ class UpdateRule:
     orient: Callable[[Tensor], Tensor] | None = None
 
     def of(self, name: str, shape: Sequence[int]) -> UpdateRule:
-        """The rule of a parameter: AdamW for what is no matrix of a layer, if this one needs matrices."""
+        """The rule of a parameter: if this one needs matrices, AdamW for embeddings, the output head and vectors."""
         is_matrix = len(shape) > 1 and name not in _OUTER
         return self if self.orient is None or is_matrix else ADAMW
 

@@ -114,11 +114,11 @@ class ShardedOptimizer:
         grads = [self._grad(name, own) for name, own in zip(self.shapes, masters, strict=True)]
         norm, names = global_norm(get_total_norm(grads), self._world), list(self.shapes)
 
-        def orient(n: int, orient: Callable[[Tensor], Tensor]) -> None:
+        def orient(n: int, function: Callable[[Tensor], Tensor]) -> None:
             name = names[n]
             whole = self._whole(name, grads[n])
             for matrix in self._matrices(name, whole[: self.shapes[name][0]]):
-                matrix.copy_(orient(matrix))
+                matrix.copy_(function(matrix))
             grads[n].copy_(self._world.part(whole)[: len(grads[n])])
 
         self.updates.update(masters, grads, lr, norm, loss, orient=orient)

@@ -172,6 +172,8 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _MlxPlan) ->
             losses.add(f"{tensor.name} dropped: mlx_lm does not use it")
             continue
         _plan_tensor(c, tensor, wanted, plan, planned, losses)
+    for name, count in network.cut_values(c.hparams):
+        losses.add(f"{name}: {count} trailing values dropped: mlx_lm does not use them")
     _check_groups(c, planned, plan, losses)
     if work.observe is not None:
         work.observe(c.arch.gguf if c.arch is not None else None, [*_observed(c, begin, work.options, plan, planned)])
