@@ -151,6 +151,13 @@ class Config:
         metavar="PRESET",
     )
     qat_every: int = _what(16, "Steps between two searches for the scales of K-quants, with --qat.", low=1)
+    qat_dampening: float = _what(
+        1e-3,
+        "Fraction by which an update pulls weights toward their quantized values, with --qat; rises from 0 over the "
+        "run. 0: off.",
+        low=0,
+        high=1,
+    )
 
     lr: float = _what(
         _USUAL["lr"],

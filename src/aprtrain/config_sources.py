@@ -177,6 +177,8 @@ def _check_together(config: Config, command: str) -> None:
             "add --qat q4_0, or prune the teacher: --student-init layers:N"),
         (c.qat_every != Config.qat_every and c.qat is None, "--qat-every needs --qat",
             "add --qat PRESET, or leave out --qat-every"),
+        (c.qat_dampening != Config.qat_dampening and c.qat is None, "--qat-dampening needs --qat",
+            "add --qat PRESET, or leave out --qat-dampening"),
         (c.qat is not None and c.lora is not None, "--qat and --lora are mutually exclusive",
             "merge the adapter first, then train the merged model into the preset"),
         (c.qat is not None and c.shard != "states", "--qat does not support --shard weights", "leave out --shard"),

@@ -224,6 +224,8 @@ class Trainer:
             progress.step, peak=config.lr, total=config.total_steps, warmup=config.warmup_steps,
             final=config.lr_final,
         )  # fmt: skip
+        if parts.quantizer is not None:
+            parts.quantizer.pull = config.qat_dampening * progress.step / config.total_steps
         parts.optimizer.clear()
         sums = torch.zeros(len(_SUMS), device=self.world.device)
         for batch in micro_batches:

@@ -10,6 +10,10 @@ The float32 master weights are not rounded; the gradient of a rounded weight is 
 * The others, mainly K-quants, whose search only libggml has: every `--qat-every` steps and before each evaluation and
   checkpoint. In between, codes are computed with the last scales.
 
+After each update the master weights are pulled toward their rounded values, by a fraction that rises over the run.
+Without it, weights near the border of two codes change sides at every learning rate above 0, and where they stop is
+chance (oscillation dampening; Nagel et al. 2022, arXiv:2203.11086, there as a term of the loss).
+
 Checkpoints contain the blocks themselves, so an export changes nothing.
 """
 
@@ -53,6 +57,9 @@ SEARCHED = ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 _PRESETS = "q4_0, q8_0, q4_k_m, q5_k_m, q6_k, nvfp4 or mxfp4"
 _PIECE = 1 << 20
 """Values per encoding job on the host."""
+
+_PULLED = 1 << 24
+"""Values that are pulled at a time."""
 
 
 def qat_preset(name: str) -> tuple[QuantizationPreset, QuantizeOverrides]:
@@ -192,17 +199,20 @@ class Quantizer:
         network: the student.
         types: the GGML type of each quantized tensor, by Hugging Face name.
         every: updates between two searches for scales.
+        pull: the fraction of the way to their rounded values that an update moves the master weights.
     """
 
     network: NetworkSource
     types: Mapping[str, str]
     every: int
+    pull: float = 0.0
     _stretches: list[Stretch] = field(default_factory=list)
     _starts: dict[str, int] = field(default_factory=dict)
     _grids: dict[int, ScaleGrid] = field(default_factory=dict)
     _steps: dict[Stretch, Tensor] = field(default_factory=dict)
     _age: int = 0
     _searches: bool = True
+    _is_forced: bool = True
 
     @property
     def alignment(self) -> int:
@@ -245,24 +255,36 @@ class Quantizer:
 
     def begin(self, *, searches: bool = False) -> None:
         """Called before all weights are rounded again; `searches` forces a search for the best scales."""
+        self._is_forced = searches
         self._searches = searches or self._age % self.every == 0
         self._age = 1 if self._searches else self._age + 1
 
     def round(self, start: int, master_P: Tensor, compute_P: Tensor) -> None:
-        """Rounds a part of the flat buffers, which begins at `start`: from `master_P`, float32, to `compute_P`."""
+        """Rounds a part of the flat buffers, which begins at `start`: from `master_P`, float32, to `compute_P`.
+
+        Pulls `master_P`, except in a search for scales.
+        """
         for stretch in self._stretches:
             first, last = max(stretch.start, start), min(stretch.stop, start + len(master_P))
             if first >= last:
                 continue
             values_P, out_P = (whole[first - start : last - start] for whole in (master_P, compute_P))
-            if stretch.dtype in kernels.ENCODED:
-                kernels.round_trip(stretch.dtype, values_P, out_P, self._steps_of(first, last))
-            elif self._searches:
+            if stretch.dtype in SEARCHED and self._searches:
                 stored = encode_on_host(stretch.dtype, values_P)
                 self._grids[first] = grid_of(stretch.dtype, stored, values_P.device)
                 out_P.copy_(torch.from_numpy(ggml.decode(stretch.dtype, stored)))
-            else:
-                self._grids[first].round(values_P, out_P)
+                continue
+            self._round_on_device(stretch.dtype, first, values_P, out_P)
+            if self.pull and not self._is_forced:
+                for some_P, to_P in zip(torch.split(values_P, _PULLED), torch.split(out_P, _PULLED), strict=True):
+                    some_P.lerp_(to_P.float(), self.pull)
+                self._round_on_device(stretch.dtype, first, values_P, out_P)
+
+    def _round_on_device(self, dtype: str, start: int, values_P: Tensor, out_P: Tensor) -> None:
+        if dtype in kernels.ENCODED:
+            kernels.round_trip(dtype, values_P, out_P, self._steps_of(start, start + len(values_P)))
+        else:
+            self._grids[start].round(values_P, out_P)
 
     def encode(self, hf: str, values: Tensor) -> Tensor:
         """The blocks of a tensor, uint8, on its device or in main memory. Raises RefusedError for NaN and infinity."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from aprfmt.errors import RefusedError
@@ -32,6 +33,9 @@ from aprtrain.network.shape import Shape
 
 _MOST_ROWS = 256  # prompts per batch
 _CACHE_BYTES = 1 << 30
+_FILLED = 0.95  # of a step's rows: packing leaves gaps, and what does not fit is lost
+_MASK_ALIGNMENT = 8  # positions, for torch's kernels
+_LOOK_EVERY = 8  # tokens between two looks at whether all texts have ended, which wait for the GPU
 
 
 def sampling_bytes(shape: Shape) -> int:
@@ -73,6 +77,84 @@ def read_prompts(path: Path, encoder: Encoder, text_field: str, longest: int, lo
     return kept
 
 
+class _Generation:
+    """A batch of texts that grows by one position at a time, with keys and values cached.
+
+    On one GPU, a CUDA graph replays a step: launching its kernels one by one takes longer than they run.
+    """
+
+    def __init__(self, decoder: Decoder, pads_N: Tensor, total: int) -> None:
+        """Of rows that begin after `pads_N` positions of padding, and have `total` positions in the end."""
+        device = pads_N.device
+        self._decoder, self._pads_N, self._total = decoder, pads_N, total
+        room = -(-total // _MASK_ALIGNMENT) * _MASK_ALIGNMENT
+        self._places_L = torch.arange(room, device=device)
+        self._caches = [KeyValueCache(room) for _ in decoder.blocks]
+        self._token_N1 = torch.zeros(len(pads_N), 1, dtype=torch.int64, device=device)
+        self._place_1 = torch.zeros(1, dtype=torch.int64, device=device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._logits_NV: Tensor | None = None
+
+    def begin(self, tokens_NT: Tensor) -> Tensor:
+        """Logits after the prompts, float32 [N, vocab_rows]."""
+        n = tokens_NT.shape[1]
+        self._place_1.fill_(n)
+        return self._advance(tokens_NT, self._places_L[:n])
+
+    def extend(self, token_N: Tensor) -> Tensor:
+        """Logits after one more token, float32 [N, vocab_rows]; valid until the next call."""
+        self._token_N1.copy_(token_N[:, None])
+        if self._graph is not None:
+            self._graph.replay()
+        elif self._logits_NV is None or not self._is_replayable:  # the first step compiles kernels
+            self._logits_NV = self._advance(self._token_N1, self._place_1)
+        else:
+            self._graph = self._captured()
+            self._graph.replay()
+        self._place_1 += 1
+        assert self._logits_NV is not None
+        return self._logits_NV
+
+    @property
+    def _is_replayable(self) -> bool:
+        """Whether the weights keep their addresses: not with FSDP2, which gathers them for each use."""
+        return self._token_N1.is_cuda and type(self._decoder.norm) is torch.nn.Parameter
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        # Not torch.cuda.graph: it returns all cached memory to the driver each time.
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.capture_begin()
+            self._logits_NV = self._advance(self._token_N1, self._place_1)
+            graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        return graph
+
+    def _advance(self, tokens_NT: Tensor, places_T: Tensor) -> Tensor:
+        decoder, s, pads_N = self._decoder, self._decoder.shape, self._pads_N
+        x_NTD = decoder.embed_tokens(tokens_NT)
+        position_NT = (places_T - pads_N[:, None]).clamp(min=0)
+        lengths_NT = (self._total - pads_N)[:, None].expand_as(position_NT)
+        frequencies = decoder.frequencies(pads_N.device)
+        tables = [cos_sin_of(kind, f, position_NT, lengths_NT) for kind, f in zip(s.ropes, frequencies, strict=True)]
+        back_TL = places_T[:, None] - self._places_L
+        is_text_NL = self._places_L >= pads_N[:, None]
+        masks = {}
+        for window in dict.fromkeys(s.windows):
+            seen_TL = (back_TL >= 0) & (back_TL < window) if window else back_TL >= 0
+            masks[window] = (seen_TL & is_text_NL[:, None] | (back_TL == 0))[
+                :, None
+            ]  # padding sees itself: no empty row
+        kind = "eager" if s.attn_softcap or s.has("sinks") else "mask"
+        for block, cache, window, rope in zip(decoder.blocks, self._caches, s.windows, s.layer_ropes, strict=True):
+            plan = AttentionPlan(kind, masks[window], cache=cache, places_T=places_T)
+            x_NTD = decoder.run_block(block, x_NTD, tables[rope] if rope >= 0 else None, plan)
+        hidden_ND = decoder.final_norm(x_NTD[:, -1:])[:, 0]
+        logits_NV = functional.linear(hidden_ND, decoder.head_weight[: s.vocab_rows])
+        return soft_cap(logits_NV.float(), s.logit_softcap)
+
+
 @torch.no_grad()
 def continue_prompts(
     decoder: Decoder, prompts: Sequence[Ids], n_new: int, end: int, generator: torch.Generator, temperature: float = 1.0
@@ -80,43 +162,28 @@ def continue_prompts(
     """Samples continuations of up to `n_new` tokens, each ending with `end` if the model produces it; temperature 0:
     greedy.
     """
-    s, device = decoder.shape, decoder.norm.device
+    device = decoder.norm.device
     longest = max(map(len, prompts))
     total = longest + n_new
     pads_N = torch.tensor([longest - len(ids) for ids in prompts], device=device)
     tokens_NL = torch.full((len(prompts), total), end, dtype=torch.int64, device=device)
     for row, ids in enumerate(prompts):  # aligned at their ends: all rows get the same next position
         tokens_NL[row, longest - len(ids) : longest] = torch.from_numpy(ids.astype(np.int64)).to(device)
-    caches = [KeyValueCache(total) for _ in decoder.blocks]
-    frequencies = [decoder.frequencies(device)[n] for n in range(len(s.ropes))]
-    places_L = torch.arange(total, device=device)
     going_N = torch.ones(len(prompts), dtype=torch.bool, device=device)
-    first = 0
-    for at in range(longest, total):
-        x_NTD = decoder.embed_tokens(tokens_NL[:, first:at])
-        position_NT = (places_L[first:at] - pads_N[:, None]).clamp(min=0)
-        lengths_NT = (total - pads_N)[:, None].expand_as(position_NT)
-        tables = [cos_sin_of(kind, f, position_NT, lengths_NT) for kind, f in zip(s.ropes, frequencies, strict=True)]
-        back = places_L[first:at, None] - places_L[None, :at]
-        for block, cache, window, rope in zip(decoder.blocks, caches, s.windows, s.layer_ropes, strict=True):
-            seen = (back >= 0) & (back < window) if window else back >= 0
-            seen_NTT = seen[None] & ((places_L[:at] >= pads_N[:, None])[:, None] | (back == 0)[None])  # no empty row
-            plan = AttentionPlan(
-                "eager" if s.attn_softcap or s.has("sinks") else "mask", seen_NTT[:, None], cache=cache
-            )
-            x_NTD = decoder.run_block(block, x_NTD, tables[rope] if rope >= 0 else None, plan)
-        hidden_ND = decoder.final_norm(x_NTD[:, -1:])[:, 0]
-        head_VD = decoder.head_weight[: s.vocab_rows]
-        logits_NV = soft_cap(functional.linear(hidden_ND, head_VD).float(), s.logit_softcap)
-        if temperature:
-            next_N = torch.multinomial((logits_NV / temperature).softmax(1), 1, generator=generator)[:, 0]
-        else:
-            next_N = logits_NV.argmax(1)
-        tokens_NL[:, at] = torch.where(going_N, next_N, end)
-        going_N = going_N & (next_N != end)
-        first = at
-        if not bool(going_N.any()):
-            break
+    with decoder.uncompiled():
+        texts = _Generation(decoder, pads_N, total)
+        logits_NV = texts.begin(tokens_NL[:, :longest])
+        for at in range(longest, total):
+            if temperature:
+                next_N = torch.multinomial((logits_NV / temperature).softmax(1), 1, generator=generator)[:, 0]
+            else:
+                next_N = logits_NV.argmax(1)
+            tokens_NL[:, at] = torch.where(going_N, next_N, end)
+            going_N &= next_N != end
+            is_last = at + 1 == total or (at % _LOOK_EVERY == 0 and not bool(going_N.any()))
+            if is_last:
+                break
+            logits_NV = texts.extend(tokens_NL[:, at])
     rows = tokens_NL[:, longest:].tolist()
     return [row[: row.index(end) + 1] if end in row else row for row in rows]
 
@@ -153,7 +220,7 @@ class Sampler:
         """This process's micro-batches for a step; `n_valid` counts the labels of this process only."""
         began = time.monotonic()
         device = self.student.norm.device
-        each = self.rows * max(1, self.seq_len // (max(map(len, self.prompts)) + self.n_new))
+        each = self._n_prompts()
         generator = torch.Generator(device).manual_seed(hash((self.seed, step, self.rank)) & ((1 << 62) - 1))
         n, start = len(self.prompts), (step * self.world + self.rank) * each
         places = [divmod(start + i, n) for i in range(each)]
@@ -173,9 +240,21 @@ class Sampler:
             for prompt, new in zip(some, made, strict=True):
                 documents.append(np.concatenate([prompt | HIDDEN, np.array(new, np.uint32)]))
         windows = Windows(part_of(documents, self.begin), self.seq_len, self.separator)
-        ids = range(min(len(windows), self.rows))
+        ids = [*range(min(len(windows), self.rows))]
         n_valid = windows.n_labels(ids)
+        # Rows without labels fill the last micro-batch, so that compiled blocks always get the same shape; with several
+        # processes they fill all, which then run the same number of passes.
+        ids += [-1] * ((self.rows if self.world > 1 else _up(len(ids), self.rows_at_once, self.rows)) - len(ids))
         made_of = [ids[i : i + self.rows_at_once] for i in range(0, len(ids), self.rows_at_once)]
         found = [batch_of(windows, some, n_valid=n_valid) for some in made_of]
         self.seconds = time.monotonic() - began
         return found
+
+    def _n_prompts(self) -> int:
+        """Prompts per step: about as many as fill its rows if no continuation ends early."""
+        mean = sum(map(len, self.prompts)) / len(self.prompts) + self.n_new
+        return max(self.rows, int(_FILLED * self.rows * self.seq_len / mean))
+
+
+def _up(value: int, step: int, most: int) -> int:
+    return min(-(-value // step) * step, most)

@@ -72,6 +72,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "loss": ({}, {"loss": "reverse"}),
     "beta": ({"loss": "jsd"}, {"loss": "jsd", "beta": 0.2}),
     "qat": ({}, {"qat": "q8_0"}),
+    "qat_dampening": ({"qat": "q4_0", "qat_dampening": 0.0}, {"qat": "q4_0", "qat_dampening": 0.5}),
     "qat_every": ({"qat": "q4_k_m", "qat_every": 1}, {"qat": "q4_k_m", "qat_every": 2}),
     "lr": ({}, {"lr": 1e-3}),
     "lr_final": ({"warmup_steps": 0}, {"warmup_steps": 0, "lr_final": 0.5}),

@@ -18,7 +18,7 @@ from aprfmt.errors import RefusedError, UsageError
 from aprfmt.texts.encoding import HIDDEN, Encoder
 from aprfmt.texts.records import Chat
 from aprtrain.config_sources import build
-from aprtrain.network.decoder import Decoder, soft_cap
+from aprtrain.network.decoder import Block, Decoder, soft_cap
 from aprtrain.network.weights import open_network
 from aprtrain.sampler import Sampler, continue_prompts, read_prompts
 
@@ -52,6 +52,33 @@ def test_continuations_are_those_of_the_whole_network(maker: Maker, case: str) -
     found = continue_prompts(decoder, prompts, 12, 2, torch.Generator(), temperature=0)
     for prompt, new in zip(prompts, found, strict=True):
         assert new == greedy(decoder, prompt.tolist(), 12, 2)
+
+
+def test_sampling_gives_compiled_blocks_back(maker: Maker) -> None:
+    """A block compiled for the shapes of training is not called with those of sampling."""
+    decoder = load(maker("llama/biases").folder)
+
+    def compiled(*_: Any) -> Any:
+        raise AssertionError("called with the shapes of sampling")
+
+    for block in decoder.blocks:
+        assert isinstance(block, Block)
+        block.function = compiled
+    continue_prompts(decoder, [np.array([7, 8], np.uint32)], 3, 2, torch.Generator())
+    assert all(isinstance(block, Block) and block.function is compiled for block in decoder.blocks)
+
+
+def test_the_last_pass_has_the_rows_of_the_others(teacher_file: Path, prompts: Path) -> None:
+    """Compiled blocks get one shape; a step of several processes has the same number of passes in each."""
+    with open_network(teacher_file) as network:
+        encoder = Encoder(network.tokenizer)
+    given = read_prompts(prompts, encoder, "text", 20, lambda line: None)
+    for world, passes in ((1, None), (2, 3)):
+        sampler = Sampler(load(teacher_file), given, 64, 6, 2, 12, encoder.separator, encoder.begin, 1, 0, world)
+        batches = sampler.batches(0)
+        assert {len(batch.windows) for batch in batches} == {2}
+        assert passes is None or len(batches) == passes
+        assert sum(int((batch.labels_NT >= 0).sum()) for batch in batches) == batches[0].n_valid
 
 
 def test_tokens_are_drawn_by_their_probabilities(maker: Maker) -> None:

@@ -80,6 +80,7 @@ def test_rows_that_blocks_do_not_divide_are_refused(tmp_path: Path) -> None:
     [
         ({"student_init": "self"}, "needs --qat"),
         ({"qat_every": 3}, "--qat-every needs --qat"),
+        ({"qat_dampening": 0.1}, "--qat-dampening needs --qat"),
         ({"qat": "q4_0", "shard": "weights"}, "does not support --shard weights"),
     ],
 )
@@ -108,6 +109,47 @@ def test_grids_hold_the_values_of_their_blocks_and_round_to_the_nearest(dtype: s
     torch.testing.assert_close(out, decoded, rtol=1e-6, atol=1e-9)
     grid.round(values.view(-1), out)
     assert bool(((out - values.view(-1)).abs() <= (decoded - values.view(-1)).abs() * 1.00001 + 1e-6).all())
+
+
+# --- dampening ---
+
+
+def moved(teacher_file: Path, preset: str, pull: float) -> tuple[dict[str, Tensor], dict[str, Tensor], set[str]]:
+    """Masters and weights after two updates with gradients of zero, the second of which pulls; quantized parameters."""
+    with open_network(teacher_file) as network:
+        quantizer = Quantizer(network, types_of(network, preset), every=8)
+        decoder = Decoder(network.shape)
+        optimizer = FlatOptimizer(decoder, Settings(weight_decay=0), rounding=quantizer)
+        names = hf_names(network.shape)
+
+        def write(parameter: str, whole: Tensor) -> None:
+            for name, target in hf_parts(network.shape, parameter, whole):
+                fill(network, name, target)
+
+        optimizer.load("master", write)
+        for quantizer.pull in (0.0, pull):
+            optimizer.clear()
+            optimizer.step(1e-2)
+        optimizer.search_scales()
+        copies = {name: parameter.detach().clone() for name, parameter in decoder.named_parameters()}
+        masters = {name: whole.clone() for name, whole in optimizer.gather("master")}
+        return masters, copies, {names[hf][0] for hf in quantizer.types}
+
+
+@pytest.mark.parametrize("preset", ["q4_0", "nvfp4", "q4_k_m"])
+def test_an_update_pulls_weights_toward_their_codes_which_stay(teacher_file: Path, preset: str) -> None:
+    """Each weight goes a quarter of the way, on scales that are kept; what the network computes with stays."""
+    before, rounded, quantized = moved(teacher_file, preset, 0.0)
+    after, rounded_too, _ = moved(teacher_file, preset, 0.25)
+    is_searched = preset == "q4_k_m"
+    for name, master in before.items():
+        if name not in quantized:
+            assert torch.equal(after[name], master), name
+            continue
+        if not is_searched:
+            torch.testing.assert_close(after[name], torch.lerp(master, rounded[name], 0.25), rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(rounded_too[name], rounded[name], rtol=2e-3, atol=1e-6)
+        assert float((after[name] - rounded[name]).norm() / (master - rounded[name]).norm()) < 0.9, name
 
 
 # --- a run ---
@@ -168,6 +210,21 @@ def test_a_run_goes_on_where_it_was_stopped(distil: Distil, tmp_path: Path, pres
     assert weights(tmp_path / "parts/model.apr") == weights(tmp_path / "whole/model.apr")
     with pytest.raises(RefusedError, match=f"qat was '{preset}'"):
         distil("parts", steps=7, resume=True, **{**how, "qat": other})
+
+
+def test_the_pull_rises_from_0(distil: Distil, tmp_path: Path) -> None:
+    """The first update is that of a run without; later ones are not."""
+    for dampening in (0.0, 0.5):
+        distil(f"{dampening}", qat="q4_0", steps=2, qat_dampening=dampening, **{**SELF, "save_every": 1})
+
+    def masters(dampening: float, step: int) -> dict[str, Tensor]:
+        state, _ = load_state(tmp_path / f"{dampening}/ckpt-step-00000{step}.state")
+        return {name: whole for name, whole in state.items() if name.startswith("master.") and whole.ndim > 1}
+
+    for name, whole in masters(0.0, 1).items():
+        assert torch.equal(masters(0.5, 1)[name], whole), name
+    for name, whole in masters(0.0, 2).items():
+        assert not torch.equal(masters(0.5, 2)[name], whole), name
 
 
 def test_pretraining_takes_it_too(teacher_file: Path, corpus_file: Path, tmp_path: Path) -> None:

@@ -83,20 +83,21 @@ VARLEN_OPTIONS = _varlen_options()
 
 
 class KeyValueCache:
-    """Keys and values of a layer for the positions so far, of at most `total`."""
+    """Keys and values of a layer for `total` positions, zero until they are known.
+
+    All shapes are constant, so that a CUDA graph can replay a step.
+    """
 
     def __init__(self, total: int) -> None:
-        self._total, self._n = total, 0
+        self._total = total
         self._kept: list[Tensor] = []
 
-    def extend(self, *new_NTKE: Tensor) -> list[Tensor]:
-        """Adds keys and values; gives all of them."""
-        self._kept = self._kept or [x.new_empty(len(x), self._total, *x.shape[2:]) for x in new_NTKE]
-        end = self._n + new_NTKE[0].shape[1]
+    def extend(self, places_T: Tensor, *new_NTKE: Tensor) -> list[Tensor]:
+        """Stores keys and values of the positions `places_T`; returns those of all positions, [N, total, K, E]."""
+        self._kept = self._kept or [x.new_zeros(len(x), self._total, *x.shape[2:]) for x in new_NTKE]
         for kept, new in zip(self._kept, new_NTKE, strict=True):
-            kept[:, self._n : end] = new
-        self._n = end
-        return [kept[:, :end] for kept in self._kept]
+            kept.index_copy_(1, places_T, new)
+        return self._kept
 
 
 class AttentionPlan(NamedTuple):
@@ -109,7 +110,8 @@ class AttentionPlan(NamedTuple):
         mask: attention mask, bool [N or 1, 1, T, T], for "mask" and "eager". cu_seqlens, max_len: see Documents, for
         "varlen" and "flash4"; None for whole rows.
         window: window size, likewise; 0 for none.
-        cache: of the layer, while text is generated; the mask is then [N, 1, T, all positions so far].
+        cache: of the layer, while text is generated; the mask is then [N, 1, T, positions of the cache].
+        places_T: positions of the T tokens in the cache, int64.
     """
 
     kind: str
@@ -118,6 +120,7 @@ class AttentionPlan(NamedTuple):
     max_len: int = 0
     window: int = 0
     cache: KeyValueCache | None = None
+    places_T: Tensor | None = None
 
 
 def choose(
@@ -253,7 +256,8 @@ def attend(
     """
     kind, mask = plan.kind, plan.mask
     if plan.cache is not None:
-        k_NTKE, v_NTKE = plan.cache.extend(k_NTKE, v_NTKE)
+        assert plan.places_T is not None
+        k_NTKE, v_NTKE = plan.cache.extend(plan.places_T, k_NTKE, v_NTKE)
         plan = plan._replace(cache=None)
     if v_NTKE.shape[-1] < q_NTHE.shape[-1]:
         wide = functional.pad(v_NTKE, (0, q_NTHE.shape[-1] - v_NTKE.shape[-1]))
@@ -273,6 +277,10 @@ def attend(
     if kind == "cudnn":
         with sdpa_kernel(_CUDNN_FIRST, set_priority=True):
             out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shared)
+    elif shared and mask is not None and q.shape[2] == 1:
+        # A group's heads as positions: kernels that take masks know no groups, and torch would repeat K and V.
+        grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
+        return functional.scaled_dot_product_attention(grouped, k, v, mask, scale=scale).reshape(q_NTHE.shape)
     else:
         out = functional.scaled_dot_product_attention(
             q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=shared

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -415,6 +416,19 @@ class Decoder(nn.Module):
             # A grouped product in another dtype runs, but does not compile.
             if block.router is None or block.router.dtype == torch.bfloat16:
                 block.function = compiled
+
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Within it, blocks run uncompiled and without fused kernels: for shapes that training does not have."""
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        before = [(block.function, block.fuses) for block in blocks]
+        for block in blocks:
+            block.function, block.fuses = Block.compute, False
+        try:
+            yield
+        finally:
+            for block, (function, fuses) in zip(blocks, before, strict=True):
+                block.function, block.fuses = function, fuses
 
     def hf_tensors(self) -> dict[str, Tensor]:
         """Views of the parameters by Hugging Face name, in HF row order; writing to them changes the network."""
