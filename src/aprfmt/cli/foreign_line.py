@@ -9,11 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.cli.foreign_options import OPTIONS, OPTIONS_OF, Meaning
 from aprfmt.cli.habits import HABITS, Habit
 from aprfmt.io.source import exists
+
+if TYPE_CHECKING:
+    from typer._click import Command
 
 _NAME = re.compile(r"\b[A-Z]+\b")
 _UPLOADS = ("push", "upload", "upload-folder", "upload-model", "push-to-hub", "publish")
@@ -67,13 +70,14 @@ class Suggestion:
 
 
 @cache
-def command_of(name: str) -> Any:
+def command_of(name: str) -> Command:
     """typer's object of our command."""
     import typer
 
     from aprfmt.cli.group import build
 
-    group: Any = typer.main.get_command(build(name))
+    group = typer.main.get_command(build(name))
+    assert isinstance(group, typer.core.TyperGroup)
     return group.commands[name]
 
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.foreign_line import OtherLine, Suggestion, command_of, free, option_of, stem
@@ -15,6 +15,9 @@ from aprfmt.cli.other_names import SAME, named, nearest
 from aprfmt.cli.output import is_of_mlx, out, quantizes
 from aprfmt.cli.special_lines import PART, SPECIAL, each_of_folder, is_adapter, is_model, page_of
 from aprfmt.io.source import exists
+
+if TYPE_CHECKING:
+    from typer._click import Parameter
 
 
 def suggest(arguments: Sequence[str], error: Exception) -> Suggestion | None:
@@ -400,7 +403,7 @@ def _misses(error: Exception) -> bool:
     return type(error).__name__ == "MissingParameter" or "extra argument" in str(getattr(error, "message", ""))
 
 
-def missing_of(error: Exception, arguments: Sequence[str]) -> tuple[list[Any], list[Any]]:
+def missing_of(error: Exception, arguments: Sequence[str]) -> tuple[list[Parameter], list[Parameter]]:
     """(the command's parameters, the missing required ones); typer reports only the first."""
     context, first = getattr(error, "ctx", None), getattr(error, "param", None)
     if context is None or first is None or type(error).__name__ != "MissingParameter":

@@ -17,7 +17,7 @@ import math
 import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
-from typing import IO, Any
+from typing import IO
 
 from aprfmt.errors import (
     AprError,
@@ -78,7 +78,9 @@ class _Tensor:
 
     __slots__ = ("dtype", "odd", "offset", "shape", "storage", "strides")
 
-    def __init__(self, storage: Any, offset: Any, shape: Any, strides: Any, dtype: str = "", odd: str = "") -> None:
+    def __init__(
+        self, storage: object, offset: object, shape: object, strides: object, dtype: str = "", odd: str = ""
+    ) -> None:
         self.storage, self.offset = storage, offset
         self.shape, self.strides = shape, strides
         self.dtype, self.odd = dtype or getattr(storage, "dtype", ""), odd
@@ -116,7 +118,7 @@ class _Global:
         return self.call(*arguments)
 
 
-def _tensor_2(storage: Any, offset: Any, shape: Any, strides: Any, *more: object) -> _Tensor:
+def _tensor_2(storage: object, offset: object, shape: object, strides: object, *more: object) -> _Tensor:
     return _Tensor(storage, offset, shape, strides, odd=_bits(more[2:]))
 
 
@@ -318,6 +320,14 @@ def _text(key: object) -> str:
     return str(key)[:200] if isinstance(key, str | int | float) else type(key).__name__
 
 
+def _sizes(numbers: object, tensor: str) -> list[int]:
+    """`numbers`, if they are a sequence of integers from 0 to 2^62. Raises CorruptError."""
+    found = [*numbers] if isinstance(numbers, tuple | list) else [-1]
+    if not all(type(n) is int and 0 <= n < 1 << 62 for n in found):
+        raise CorruptError("its shape and offset are not integers", tensor=tensor, hint=_AGAIN)
+    return found
+
+
 def _entry(name: str, value: _Tensor, places: Mapping[str, tuple[int, int]]) -> list[object]:
     """[name, torch's dtype, shape, offset in the file, bytes]. Raises AprError."""
     if value.odd:
@@ -326,12 +336,10 @@ def _entry(name: str, value: _Tensor, places: Mapping[str, tuple[int, int]]) -> 
         n_name = len(name.encode())
     except UnicodeEncodeError as error:
         raise CorruptError("a tensor name contains a lone surrogate", tensor=name) from error
-    shape, strides, offset, storage = value.shape, value.strides, value.offset, value.storage
-    numbers = (
-        (offset, *shape, *strides) if isinstance(shape, tuple | list) and isinstance(strides, tuple | list) else (-1,)
-    )
-    if not isinstance(storage, _Storage) or not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers):
-        raise CorruptError("its shape and offset are not integers", tensor=name, hint=_AGAIN)
+    storage = value.storage
+    shape, strides, (offset,) = (_sizes(numbers, name) for numbers in (value.shape, value.strides, [value.offset]))
+    if not isinstance(storage, _Storage):
+        raise CorruptError("it has no storage", tensor=name, hint=_AGAIN)
     if n_name > MAX_NAME_BYTES or len(shape) > MAX_NDIM:
         raise LimitError(f"its name or number of dims exceeds the limit ({MAX_NDIM} dims)")
     if len(strides) != len(shape):
@@ -340,7 +348,7 @@ def _entry(name: str, value: _Tensor, places: Mapping[str, tuple[int, int]]) -> 
     if sizes[0] and any(
         dim != 1 and stride != sizes[i + 1] for i, (dim, stride) in enumerate(zip(shape, strides, strict=True))
     ):
-        what = f"it is a strided view: strides {list(strides)}"
+        what = f"it is a strided view: strides {strides}"
         raise RefusedError(what, tensor=name, hint=_CONTIGUOUS)
     size = _SIZES.get(value.dtype, 1)
     n_bytes, at = sizes[0] * size, storage.start + offset * size
