@@ -516,7 +516,7 @@ APRTRAIN = (
         "((1 << bits) - 1)) << 16", "((1 << bits) - 1)) << 15"),
     Mutation("defaults of a pretrained student for all", "aprtrain/config_sources.py:build",
         "test_config.py::test_defaults_are_those_of_the_kind_of_student",
-        'student_kind(values.get("student_init"), values.get("shape"))', '"pretrained"'),
+        'student_kind(init, shape)', '"pretrained"'),
     Mutation("files of a teacher are read unchecked", "aprfmt/formats/teacher_files.py:TeacherShard.read",
         "test_teacher_files.py::test_no_bit_of_the_files_turns_over_unnoticed",
         "_sum(columns) != self._sums[number]", "False"),

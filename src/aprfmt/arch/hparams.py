@@ -217,9 +217,9 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
         hf_class, model_type = row.hf_class, row.model_type
     if complete and model_type in EVEN_HEADS and h.hidden_size and h.num_heads and h.hidden_size % h.num_heads:
         raise RefusedError(
-            f"transformers' {hf_class} does not load a hidden_size ({h.hidden_size}) that num_attention_heads "
-            f"({h.num_heads}) does not divide",
-            hint="keep the GGUF, or write -o NAME.apr",
+            f"transformers' {hf_class} needs a hidden_size that is a multiple of num_attention_heads: "
+            f"{h.hidden_size} is not a multiple of {h.num_heads}",
+            hint="keep the GGUF, or convert it with -o NAME.apr",
         )
     # The row's keys, then everything else in `extra`; null if absence would mean something else.
     defaults = defaults_of(row, model_type)
@@ -505,7 +505,7 @@ def _gguf_side(scope: Scope) -> object:
     unused = key.role == WINDOW and scope.config("use_sliding_window") is False
     if value == 0 and value is not False and key.gguf in _ZERO_IS_NONE and not unused:
         raise RefusedError(
-            f"{scope.name} is 0; llama.cpp takes {key.gguf} 0 for absent",
+            f"{scope.name} is 0; llama.cpp treats a {key.gguf} of 0 as absent",
             hint="use another output format: -o NAME.apr, or -o NAME --format hf",
         )
     return converter_of(key).to_gguf(value, scope) if key.constant is None else key.constant

@@ -195,7 +195,7 @@ class RowMapping:
             raise ValueError("unknown packing")
         flags = mapping.after_transposed
         if not mapping.before or not mapping.after or (flags and len(flags) != len(mapping.after)):
-            raise ValueError("a row mapping without tensors")
+            raise ValueError("a row mapping needs at least one tensor")
         if not mapping.pack:
             mapping.check(tensor)
         return mapping

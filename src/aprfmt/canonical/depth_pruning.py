@@ -127,9 +127,8 @@ def select_layers(models: Sequence[Canonical], layers: Sequence[SourceLayer]) ->
     Raises:
         UsageError: no layers, or one that its model does not have.
         RefusedError: a layer's role depends on its index and would change; names the config.json key. Also for networks
-            with
-            several layer stacks, with weights whose shape depends on the number of layers, and for models of different
-            rows.
+            with several layer stacks, with weights whose shape depends on the number of layers, and for models of
+            different rows.
     """
     first = models[0]
     row = first.arch

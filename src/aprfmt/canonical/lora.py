@@ -1,8 +1,7 @@
 """Converts LoRA factors between Hugging Face and llama.cpp names: applies a link's weight mapping to B A.
 
 A link of the architecture table permutes, cuts and stacks the rows of weights. Each output matrix consists of rows of
-one
-or more input matrices. From one: it keeps its A, and takes rows of its B. From several with the same A (a fused
+one or more input matrices. From one: it keeps its A, and takes rows of its B. From several with the same A (a fused
 projection): that A, and rows of all their B. From several with different A: all A stacked, and rows of each B in the
 columns of its own A; the rank is then the sum of theirs.
 """

@@ -179,7 +179,7 @@ def _unknown_architecture(model: Model) -> UnmappedError:
         hint = "use the original checkpoint" if known else name_hint(word)
     return UnmappedError(
         f"architecture {word!r} is not supported"
-        + (" for a GGUF with these keys and tensors: it cannot be converted back to a checkpoint" if known else ""),
+        + (" with these GGUF keys and tensors: this GGUF cannot be converted back to a checkpoint" if known else ""),
         path=model.path,
         hint=f"{hint}; or add --allow-unmapped to keep the tensor names",
     )
@@ -194,11 +194,11 @@ def similar_row(model: Model) -> Architecture:
     fitting = fitting_rows(model, rows)
     if same := _same_rows(fitting, config):
         return same[0]
-    what, hint = _nearest_tensors(model, rows), "apr architectures lists all rows"
+    what, hint = _nearest_tensors(model, rows), "apr architectures lists all architectures"
     if fitting:
         near = min(fitting, key=lambda row: len(differing_keys(row, config)))
         what = f"config.json has {first_few(differing_keys(near, config))}, unlike {near.id}"
-        hint = f"if that changes nothing, use --arch {near.id}"
+        hint = f"if these keys do not change the computation, use --arch {near.id}"
     raise UnmappedError(f"{_class_of(model)} does not match a known network: {what}", path=model.path, hint=hint)
 
 
@@ -215,7 +215,11 @@ def _nearest_tensors(model: Model, rows: Sequence[Architecture]) -> str:
     row, apart = min(unknown.items(), key=lambda found: len(found[1]))
     if not apart:
         return f"some tensors of {row} are missing or have other shapes"
-    return f"{row} has no {first_few(apart)}" if len(apart) < len(samples) else "no such row has its tensors"
+    return (
+        f"{row} has no tensor {first_few(apart)}"
+        if len(apart) < len(samples)
+        else "no architecture has tensors of these names"
+    )
 
 
 def _is_named(row: Architecture, name: str) -> bool:

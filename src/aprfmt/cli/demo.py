@@ -46,8 +46,8 @@ def command(
         folder.mkdir(parents=True, exist_ok=True)
         source = _find_model(file, folder)
         if aprfmt.detect(source) != "gguf":
-            raise RefusedError("the demo starts from a GGUF", path=source, hint="make one with apr export")
-        name = str(source) if source.parent != folder or output else "the tiny model of the package"
+            raise RefusedError("the demo needs a GGUF", path=source, hint="make one with apr export")
+        name = str(source) if source.parent != folder or output else "the bundled tiny model"
         out.line(f"{out.style('apr demo', 'bold')} on {printable(name)}")
         files = DemoFiles(source, folder / f"{source.stem}.apr", folder / f"{source.stem}.roundtrip.gguf")
         steps, skipped = _run(files)

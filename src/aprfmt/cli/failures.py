@@ -90,7 +90,7 @@ def report(error: BaseException) -> int:
 
 
 def meant(error: BaseException, arguments: Sequence[str]) -> Suggestion | None:
-    """Our command line for one that typer refused with `error`, if it means the same; else None."""
+    """The command line that corrects one that typer rejected with `error`; None if it would not mean the same."""
     if isinstance(error, UnknownFormatError) and (error.hint or "").startswith(ONE_FILE):
         from aprfmt.cli.other_tools import of_folder
 

@@ -25,7 +25,7 @@ _UPLOADS = ("push", "upload", "upload-folder", "upload-model", "push-to-hub", "p
 
 @dataclass(slots=True)
 class Suggestion:
-    """Our command line for another one.
+    """The apr command line that replaces one of another program.
 
     Attributes:
         words: the arguments of `apr`.
@@ -106,7 +106,7 @@ class OtherLine:
         self._dropped: list[str] = []
 
     def read(self, arguments: Sequence[str]) -> Suggestion:
-        """Our command line."""
+        """The apr command line."""
         left = iter(arguments)
         for word in left:
             if word == "--" or not word.startswith("-") or word == "-":
@@ -239,7 +239,7 @@ def stem(path: str) -> str:
 
 
 def free(name: str) -> str | None:
-    """`name`, or with a number behind it, so that nothing has that name; None if all of them are taken."""
+    """`name`, or `name-2` to `name-9`, whichever does not exist yet; None if all exist."""
     begin, suffix = os.path.splitext(name) if name.endswith(_FILES) else (name, "")
     names = (name, *(f"{begin}-{n}{suffix}" for n in range(2, 10)))
     return next((name for name in names if not exists(name)), None)

@@ -52,7 +52,7 @@ class Habit:
 
 _SERVED = "llama-server -m OUT serves it; apr has no server"
 _PULLED = "every command also reads hf://org/repo itself"
-_TASKS = "it computes the perplexity on a text; apr runs no benchmarks of tasks"
+_TASKS = "apr eval computes perplexity on text; apr does not run task benchmarks"
 
 _EXTRACT: dict[str, Meaning] = {
     **dict.fromkeys(("--model", "-m", "--finetuned", "--tuned", "--finetune", "--fine-tuned"), "TUNED"),
@@ -65,7 +65,7 @@ _EXTRACT: dict[str, Meaning] = {
 _EXTRACT_IN_EITHER_ORDER = Habit(
     "BASE TUNED OUT=adapter",
     "merge-adapter BASE TUNED --unmerge -o OUT --format hf",
-    "this takes BASE as the base and TUNED as its fine-tune; exchange them if it is the other way round",
+    "BASE is taken as the base model and TUNED as its fine-tune; swap them if it is the other way round",
     options=_EXTRACT,
 )
 """Some programs name the fine-tuned model first, and the adapter of the other order takes away what it should add."""
@@ -259,7 +259,7 @@ HABITS: dict[str, Habit] = {
     "ollama list": Habit(
         "FOLDER=.", "inspect FOLDER", options=dict.fromkeys(("--all", "-a", "-l", "-la", "--models", "--list"), "")
     ),
-    "ollama rm": Habit("", "", "models are files: rm deletes one, and no server keeps one in memory"),
+    "ollama rm": Habit("", "", "models are plain files: rm deletes one, and no server keeps it loaded"),
     "ollama serve": Habit("MODEL OUT=<MODEL>.gguf", "convert MODEL -o OUT", _SERVED, alone=True),
     "ollama pull": Habit("MODEL", "convert hf://org/repo -o model.gguf", _PULLED, alone=True),
     "ollama push": Habit("REPO SRC", "push SRC REPO"),
@@ -289,7 +289,7 @@ HABITS: dict[str, Habit] = {
     "optimum-cli export": Habit(
         "TARGET [OUT] MODEL",
         "convert MODEL -o FOLDER --format hf",
-        "optimum-cli exports FOLDER; apr writes no ONNX",
+        "apr does not write ONNX; optimum-cli exports FOLDER",
         {"-m": "MODEL", "--model": "MODEL"},
         alone=True,
     ),
@@ -316,7 +316,7 @@ HABITS: dict[str, Habit] = {
     "trl dpo": Habit(
         "MODEL DATA OUT=run STEPS",
         "pretrain --init MODEL --data DATA -o OUT --steps STEPS",
-        "it trains on the texts: apr has no preference or reward optimization",
+        "apr pretrain trains on the text only: apr does no preference or reward optimization",
         FOREIGN_TRAIN,
     ),
     "trl env": Habit("", "doctor"),
@@ -393,7 +393,7 @@ HABITS: dict[str, Habit] = {
     "axolotl train": Habit(
         "CONFIG MODEL DATA OUT STEPS",
         "pretrain --init MODEL --data DATA -o OUT --steps STEPS",
-        "apr has its own configuration: --config",
+        "apr has its own config format: --config FILE",
         alone=True,
     ),
     "preprocess": Habit("DATA MODEL", "data DATA --model MODEL"),

@@ -68,9 +68,9 @@ def _prepare_streams() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command line and returns its exit code; prints whatever went wrong, never a traceback.
+    """Runs one command line and returns its exit code; reports errors, never a traceback.
 
-    A line of another program that means exactly one of ours is run as that, with a note of ours.
+    A command line of another program runs as the apr command that means the same, with a note.
     """
     from aprfmt.cli.failures import meant, report
     from aprfmt.cli.output import out

@@ -168,8 +168,8 @@ def _divergence(found: Divergence) -> Iterator[str]:
             ),
             (
                 "window",
-                f"{found.n_ctx:,} tokens, stride {found.n_ctx:,}; the second half of each window is scored, as in "
-                "llama-perplexity (apr eval without --against scores all of it)",
+                f"{found.n_ctx:,} tokens, stride {found.n_ctx:,}; the second half of each chunk is scored, as in "
+                f"llama-perplexity (apr eval without --against scores whole sequences)",
             ),
             ("time", f"{format_seconds(found.seconds)} on llama.cpp ({found.engine})"),
         ]
@@ -204,8 +204,8 @@ def _evaluation(found: Evaluation) -> Iterator[str]:
             ("read", f"{read}, from {data}"),
             (
                 "window",
-                f"{found.seq_len:,} tokens, stride {found.seq_len:,}; all of each window is scored (--against and "
-                "llama-perplexity: the second half)",
+                f"{found.seq_len:,} tokens, stride {found.seq_len:,}; whole sequences are scored (--against and "
+                f"llama-perplexity: their second half)",
             ),
             ("end tokens", "one follows each document and is scored (llama-perplexity: only with add_eos_token)"),
             *([("skipped", left_out)] if left_out else []),
@@ -234,15 +234,15 @@ def report(
         bool, typer.Option("--follow-links", help="Follow symlinks that point outside the folder.")
     ] = False,
     live: Annotated[
-        bool, typer.Option("--live", help="Serve the page on this machine while the run goes on; Ctrl-C stops.")
+        bool, typer.Option("--live", help="Serve the page on this machine while the run is active; Ctrl-C stops.")
     ] = False,
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port of --live; 0: a free one.")] = 0,
 ) -> None:
     """Write a self-contained HTML report about training runs or a model.
 
     Training run: result, curves, samples, configuration, provenance; a .png contains only the curves and needs
-    matplotlib. Several runs are drawn over each other. Model: dimensions, dtypes, the values of every layer, metadata,
-    tokenizer, memory by context length, provenance.
+    matplotlib. Several runs are drawn into the same charts. Model: dimensions, dtypes, the values of every layer,
+    metadata, tokenizer, memory by context length, provenance.
 
     \b
     apr report run

@@ -337,7 +337,7 @@ def _with_verb(name: str, rest: list[str]) -> tuple[str, list[str]]:
 
 
 def nearest(word: str) -> str | None:
-    """The command, of ours or of another program, that `word` was possibly meant to be; None if no one is similar."""
+    """The command, of ours or of another program, that `word` was possibly meant to be; None if none is similar."""
     names = [name for name in (*COMMANDS, *HABITS, *SAME) if " " not in name and "+" not in name]
     found = get_close_matches(word.replace("_", "-").lower(), names, 1, 0.8)
     return found[0] if found else None

@@ -63,14 +63,14 @@ def command(
             "--no-create": not create, "--card": card is not None,
         }  # fmt: skip
         if unfit := [option for option, is_given in given.items() if is_given]:
-            raise UsageError(f"{', '.join(unfit)}: for the hub only, not for a registry")
+            raise UsageError(f"{', '.join(unfit)}: applies to the hub only, not to a registry")
         _push_oci(source, repo, layout or "modelpack", license, plan, no_license=no_license, follow_links=follow_links)
         return
     if not os.path.exists(source) and os.path.exists(repo) and "/" in source:  # `hf upload` names the repository first
         source, repo = repo, source
         out.note(shlex.join(["apr", "push", source, repo]))
     if layout is not None:
-        raise UsageError("--layout is for registries only", hint="apr push FILE oci://HOST/NAME:TAG")
+        raise UsageError("--layout applies to registries only", hint="apr push FILE oci://HOST/NAME:TAG")
     from aprfmt.publishing.push import push
 
     if out.mode != "human":

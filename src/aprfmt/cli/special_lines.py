@@ -25,7 +25,7 @@ PART = re.compile(r"-(\d{5})-of-\d{5}\.\w+$")
 
 def _where(program: str) -> str:
     path = shutil.which(program)
-    return f"is another program, and is installed here: {path}" if path else "is another program, not installed here"
+    return f"is another program, installed here as {path}" if path else "is another program, not installed here"
 
 
 def _serve(rest: Sequence[str]) -> Suggestion:
@@ -266,7 +266,7 @@ def _adapter(rest: Sequence[str]) -> Suggestion | None:
         return None
     base = os.path.join(folder, max(names, key=len))
     found = row.read([*rest, "--base", base])
-    found.then, found.complete = f"{base} is taken as the base, by its name", False
+    found.then, found.complete = f"{base} is taken as the base model because of its name", False
     return found
 
 
@@ -468,7 +468,7 @@ def _sums(rest: Sequence[str]) -> Suggestion | None:
     return Suggestion(lines[0], more=lines[1:]) if lines and len(lines) == len(found) else None
 
 
-_UNSIGNED = "this checks the file itself; apr verify FILE --key KEY checks a signature"
+_UNSIGNED = "apr validate checks the file itself; apr verify FILE --key KEY checks a signature"
 
 
 def _verify(rest: Sequence[str]) -> Suggestion | None:
@@ -492,7 +492,7 @@ def _distill(rest: Sequence[str]) -> Suggestion | None:
     if len(models) != 2 or 2 * size_of(models[0]) >= size_of(models[1]):
         return None
     found = OtherLine("distill", HABITS["distill"]).read([*reversed(models), *rest[2:]])
-    found.then = "the larger model teaches"
+    found.then = "the larger model is the teacher"
     return found
 
 

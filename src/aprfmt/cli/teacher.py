@@ -20,7 +20,7 @@ class TeacherCommand(Common, LlamaMachine):
     """Save a teacher's top-k log-probabilities and the residual mass of all other tokens to files.
 
     `apr distill --teacher-logprobs` trains from these files without the teacher. torch runs the families that can be
-    trained, llama.cpp every decoder it supports; a vLLM, SGLang or llama-server is asked over HTTP. Run the same
+    trained, llama.cpp every decoder it supports; vLLM, SGLang and llama-server are queried over HTTP. Run the same
     command again to resume. --prompts and --from-vllm get the probabilities from vLLM without a connection.
 
     \b

@@ -313,7 +313,7 @@ def _plan_text(body: "Plan") -> Iterator[str]:
         words = f"{v['n_real']:,} shared ids; rows {v['teacher_rows']:,} and {v['student_rows']:,}"
         rows.append(("vocabulary", words))
     yield from pairs(rows)
-    yield from wrapped(f"training options {body['digest']} (what a resumed run must match, besides models and data)")
+    yield from wrapped(f"training options {body['digest']} (a resumed run must match these, the models and the data)")
     usual, config = body["defaults"], body["config"]
     changed = [name for name, value in config.items() if value != usual[name]]
     cells = [

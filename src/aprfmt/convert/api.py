@@ -125,7 +125,9 @@ def convert(
     if options.verify and not options.plan and target.name == "gguf":
         require_llama()
     if options.verify == "logits" and edit is not None:
-        raise UsageError("--verify=logits needs the source's weights, and this command changes them", hint="--verify")
+        raise UsageError(
+            "--verify=logits compares with the source's weights, which this command changes", hint="--verify"
+        )
     with ExitStack() as stack:
         opened = stack.enter_context(watch_opened())
         quantization = quantization_of(options, target.name, target.takes)

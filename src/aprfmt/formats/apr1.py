@@ -170,12 +170,12 @@ class V1File:
         """Refuses a file that is not signed or encrypted as the caller's keys require: it may have been substituted."""
         if encrypted and not self.is_encrypted:
             raise RefusedError(
-                "expected an encrypted file, but this one is not encrypted",
+                "the file is not encrypted, although a password or private key was given",
                 path=self.path,
                 hint="if you trust it anyway, read it without a password or private key",
             )
         if signed and not self.header["flags"] & SIGNED:
-            raise ChecksumError("expected a signed file, but this one is not signed", path=self.path)
+            raise ChecksumError("the file is not signed, although a public key was given", path=self.path)
 
     @property
     def is_encrypted(self) -> bool:

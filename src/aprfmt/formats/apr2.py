@@ -521,7 +521,9 @@ def _true_dtype_of(name: str, entry: object) -> tuple[Dtype, tuple[int, ...]]:
         raise CorruptError('a true dtype is not of the form {"dtype": NAME, "shape": [...]}', tensor=name)
     row = DTYPES.get(dtype)
     if row is None:
-        raise UnsupportedError(f"unknown true dtype {dtype!r}", tensor=name, hint="a newer version may read this file")
+        raise UnsupportedError(
+            f"unknown true dtype {dtype!r}", tensor=name, hint="a newer version of apr may read this file"
+        )
     return row, tuple(shape)
 
 

@@ -264,8 +264,7 @@ def save_file(
 
     Args:
         tensors: by name, or (name, tensor) pairs, which may repeat a name. Arrays keep their dtype; dtypes without an
-            id in
-            the container are stored as U8 rows with their true dtype in the metadata.
+            id in the container are stored as U8 rows with their true dtype in the metadata.
         path: the output, usually `*.apr`.
         metadata: typed fields and further keys; an AprMetadata is written with its original bytes.
         flags: header flags; LAYOUT_ROW_MAJOR is always added.
@@ -275,8 +274,7 @@ def save_file(
 
     Raises:
         UsageError: a suffix of another format, a value or dtype that the container cannot store, or bytes that do not
-            match
-            dtype and shape.
+            match dtype and shape.
         ExistsError: the output exists, without `force`.
         StorageError: the operating system refused.
     """

@@ -55,7 +55,7 @@ def open_model(path: Path) -> Model:
     except BaseException:
         model.close()
         raise
-    model.warnings.append("one shard of a larger model, opened alone: no manifest in its folder lists it")
+    model.warnings.append("one shard of a larger model, but no manifest in its folder lists it")
     return model
 
 

@@ -78,7 +78,7 @@ class CompletionServer:
         if len(names) > 1:
             raise RefusedError(
                 f"the server has several models: {', '.join(names)[:200]}", path=self.url,
-                hint="start a server with the teacher alone",
+                hint="start a server that serves only the teacher",
             )  # fmt: skip
         self.kind = owner if owner in FORMS else "vllm"
         self.max_tokens = limit if isinstance(limit, int) and limit > 2 else None
@@ -95,7 +95,7 @@ class CompletionServer:
             try:
                 found = self.ask("/tokenize", body)
             except (NotFoundError, RefusedError):
-                self.notes.append("the server cannot tokenize, so that its tokenizer was not compared")
+                self.notes.append("the server cannot tokenize, so its tokenizer was not compared")
                 return
             theirs = found.get("tokens") if isinstance(found, dict) else None
             if theirs != (ours := encode(text)):
@@ -174,7 +174,7 @@ class CompletionServer:
             said = ""
         words = f"the server answered {error.code} to {path}" + (f": {said}" if said else "")
         if error.code == 404:
-            hint = "apr asks vLLM, SGLang and llama-server; pass the URL without a path"
+            hint = "apr supports vLLM, SGLang and llama-server; pass the URL without a path"
             return NotFoundError(words, path=self.url, hint=hint)
         if error.code in (401, 403):
             return RefusedError(words, path=self.url, hint=f"set {API_KEY} to the server's key")
@@ -203,8 +203,8 @@ def _read(response: http.client.HTTPResponse, until: float) -> bytes:
 
 def _other_tokens(server: CompletionServer, found: object, sent: Sequence[int]) -> RefusedError:
     return RefusedError(
-        f"the server read other tokens than those sent: {str(found)[:80]}, not {str([*sent])[:80]}", path=server.url,
-        hint="the server must take prompts of token ids as they are; --student must have its tokenizer",
+        f"the server read different tokens than were sent: {str(found)[:80]}, not {str([*sent])[:80]}", path=server.url,
+        hint="the server must accept prompts of token ids unchanged; --student must have its tokenizer",
     )  # fmt: skip
 
 

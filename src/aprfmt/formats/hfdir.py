@@ -351,4 +351,4 @@ def _check_index(weight_map: Mapping[str, str], shards: Mapping[str, WeightsFile
                 hint="download the index and its shards again, all from one revision",
             )
     extra = [name for name in owners if name not in weight_map]
-    return [f"tensors missing from the index are read too: {', '.join(extra[:5])}"] if extra else []
+    return [f"also reading tensors that the index does not list: {', '.join(extra[:5])}"] if extra else []

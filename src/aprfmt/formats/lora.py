@@ -152,7 +152,7 @@ def is_mlx(body: Mapping[str, object]) -> bool:
 def _mlx_config(body: Mapping[str, object], path: PathLike) -> LoraConfig:
     kind = body.get("fine_tune_type", "lora")
     if kind != "lora":
-        name = {"dora": "DoRA", "full": "a whole fine-tune"}.get(str(kind), repr(kind))
+        name = {"dora": "DoRA", "full": "a full fine-tune"}.get(str(kind), repr(kind))
         raise other_kind(name, path)
     numbers = body.get("lora_parameters")
     if not isinstance(numbers, dict):

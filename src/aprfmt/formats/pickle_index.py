@@ -2,8 +2,7 @@
 
 The unpickler is Python's own; globals resolve only to placeholders for what torch.save writes, which compute nothing.
 So torch is not needed, and weights are not read. The process limits on memory and time guard against what a pickle can
-do
-without calls: nested tuples whose hash takes years, or a text of three gigabytes.
+do without calls: nested tuples whose hash takes years, or a text of three gigabytes.
 
 A zip file contains `NAME/data.pkl` and each storage as a record `NAME/data/KEY`; files from before torch 1.6 contain
 five pickles (a number, a version, sizes, the object, the keys of the storages), followed by the storages, each after

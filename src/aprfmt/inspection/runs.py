@@ -92,7 +92,7 @@ def _run_folders(top: Path) -> Iterator[Path]:
         folder, depth = waiting.pop()
         count += 1
         if count > MAX_RUN_FOLDERS:
-            raise LimitError(f"more than {MAX_RUN_FOLDERS:,} subfolders", path=top, hint="pass a folder further below")
+            raise LimitError(f"more than {MAX_RUN_FOLDERS:,} subfolders", path=top, hint="pass one of its subfolders")
         if is_run(folder):
             yield folder
             continue

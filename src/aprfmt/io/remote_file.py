@@ -103,7 +103,7 @@ class Traffic:
         what = f"{format_bytes(self.n_bytes)} in {plural(self.requests, 'request')}{reused}{verified}{unverified}"
         skipped = f"; skipped {first_few(self.skipped)}" if self.skipped else ""
         if self.unstated:
-            skipped += "; the server states no digest, so the bytes are not verified (apr validate --sha256)"
+            skipped += "; the server provides no digest, so the bytes are not verified (apr validate --sha256)"
         return f"fetched {what}: {', '.join(self.origins)}{skipped}"
 
 

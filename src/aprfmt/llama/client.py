@@ -239,8 +239,7 @@ class Llama:
             reuse: keep the common prefix that the context already has.
             parse_special: whether names of special tokens in a text are parsed as those.
             media: image and audio files; engine.MEDIA_MARKER in the prompt, a text that gets no further tokens then,
-                marks where
-                each belongs.
+                marks where each belongs.
             on_text: called with each piece of text as it is generated.
         """
 
@@ -535,7 +534,7 @@ def verify_gguf(path: PathLike, embedding_rows: int | None, name: PathLike | Non
             vector = llama.embed(PROMPT)
             norm = math.hypot(*vector)
             if not norm:
-                raise RunError("the model computes an embedding of zeros", path=name or path)
+                raise RunError("the model returns an embedding of all zeros", path=name or path)
             found |= {"embedding_size": len(vector), "embedding_norm": norm}
         found["engine"] = llama.engine  # a worker that crashed was replaced meanwhile
         return found

@@ -58,7 +58,7 @@ DISEASES = {
         Disease(
             "chat-template",
             ("chat-template", "header"),
-            "another format fits the model better; a different `tokenizer.chat_template`",
+            "another chat format fits the model better; a different `tokenizer.chat_template`",
             "wrong chat template",
             "apr stamp {file} --in-place --set tokenizer.chat_template=@chat_template.jinja",
             needs_original=False,

@@ -452,7 +452,7 @@ GATES = (
     Gate("kl", "against the original: KL divergence", _kl, _SOUND, FINER),
     Gate("agreement", "against the original: top-1 agreement", _agreement, _SOUND, FINER),
     Gate("ratio", "against the original: perplexity", _ratio, _SOUND, FINER),
-    Gate("canary", "computes its golden outputs (apr canary), where it has some", _canary, ("loads",)),
+    Gate("canary", "reproduces its golden outputs (apr canary), if it has any", _canary, ("loads",)),
     Gate("pooling", "the pooling type is set", pooling, ("loads",), kinds=_VECTORS),
     Gate(
         "special-tokens",

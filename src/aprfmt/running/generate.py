@@ -148,7 +148,7 @@ def sampling_of(**values: float) -> Sampling:
         named = [name for name in settings if values[name] != getattr(usual, name)]
         if named:
             raise UsageError(
-                f"{named[0]} has no effect without a temperature: decoding is greedy", hint="add --temperature 0.8"
+                f"{named[0]} has no effect at temperature 0: decoding is greedy", hint="add --temperature 0.8"
             )
     return Sampling(**values)  # type: ignore[arg-type]  # checked above
 

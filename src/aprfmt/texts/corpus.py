@@ -129,7 +129,7 @@ def tokenize(
         raise ExistsError("the folder contains files that are not token shards", path=folder)
     if len(paths) == 1 and (paths[0] / HEADER).is_file():
         raise UsageError(
-            "these are token shards already", path=paths[0], hint="leave out -o, or pass the original text"
+            "the data is already token shards", path=paths[0], hint="leave out -o, or pass the original text"
         )
     old = read_header(folder)
     try:

@@ -203,8 +203,7 @@ def check_windows(windows: Windows, log: Callable[[str], None] = lambda line: No
 
     Raises:
         RefusedError: more than MAX_SHARE of the windows are copies, or have the input of another one and a different
-            last
-            label; more than MAX_DROPPED of the labels are beyond a window; the data is nearly constant.
+            last label; more than MAX_DROPPED of the labels are beyond a window; the data is nearly constant.
     """
     t, n = windows.seq_len, len(windows)
     if windows.n_dropped:

@@ -115,7 +115,7 @@ def _parse(path: str, value: object) -> Bundle:
     envelope = mapping_of(bundle["dsseEnvelope"])
     statement = mapping_of(loads(base64.b64decode(str(envelope["payload"]), validate=True)))
     if statement["_type"] != _STATEMENT or statement["predicateType"] not in (_PREDICATE, _OLD_PREDICATE):
-        raise CorruptError("the signature is not one of a model: unknown type of statement")
+        raise CorruptError("not the signature of a model: unknown statement type")
     subjects = [mapping_of(item) for item in list_of(statement["subject"])]
     if statement["predicateType"] == _OLD_PREDICATE:
         serialization = Serialization(algorithm="sha256")
@@ -305,7 +305,7 @@ def _check_method(bundle: Bundle, signer: Signer) -> None:
         raise RefusedError(f"signed by {bundle.signer}, not by {signer}", path=bundle.path, hint=_OTHER_SIGNER)
 
 
-_OTHER_SIGNER = "get the model from a place that you trust, or pass the key of its signer"
+_OTHER_SIGNER = "get the model from a source that you trust, or pass the key of its signer"
 
 
 def _check_ignored(bundle: Bundle, root: str, own: Sequence[str]) -> None:
@@ -321,7 +321,9 @@ def _check_ignored(bundle: Bundle, root: str, own: Sequence[str]) -> None:
     ]
     if left_out:
         raise ChecksumError(
-            f"the signature leaves out {first_few(left_out)}", path=bundle.path, hint="sign the whole folder: apr sign"
+            f"the signature does not cover {first_few(left_out)}",
+            path=bundle.path,
+            hint="sign the whole folder: apr sign",
         )
 
 

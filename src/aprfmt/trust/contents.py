@@ -183,7 +183,7 @@ def _digests_of(
                 raise UnsupportedError(f"the signature has shards of {step} bytes", path=path)
             ranges = [(at, min(at + step, source.size)) for at in range(0, source.size, step)]
             if len(ranges) > MAX_SIGNED_FILES:
-                raise UnsupportedError(f"the signature has shards of {step} bytes, which are too many", path=path)
+                raise UnsupportedError(f"the signature has more than {MAX_SIGNED_FILES} shards", path=path)
             found = [
                 (f"{name}:{start}:{end}", _digest(source, start, end, serialization.algorithm, advance))
                 for start, end in ranges

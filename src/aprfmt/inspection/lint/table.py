@@ -92,7 +92,7 @@ _RULES = (
     _rule("warn", "names.non-standard", "tensor names are letters, digits and single dots", network.odd_names,
           "Names are module paths: other characters break state dicts, globs and shells.",
           "torch.nn.Module.register_parameter; safetensors"),
-    _rule("warn", "names.unknown", "the architecture knows every tensor name", network.unknown_names,
+    _rule("warn", "names.unknown", "every tensor name belongs to the architecture", network.unknown_names,
           "Loaders ignore unknown tensors or refuse the file.", "the architecture table of this package"),
     _rule("warn", "tensors.norms-not-float32", "norms and biases of a GGUF are F32", network.norms,
           "They are a thousandth of the size, and several kernels require F32.", f"{_LLAMA}, its converter"),

@@ -54,7 +54,7 @@ def chat_template(subject: Subject) -> Iterator[Check]:
     is_named = _CHAT_NAME.search(name_of(subject)) is not None
     if not (markers or is_named):
         return
-    why = "its name is that of a chat model" if is_named else f"its vocabulary has {first_few(markers)}"
+    why = "its name suggests a chat model" if is_named else f"its vocabulary has {first_few(markers)}"
     fix = set_key(subject.model, "tokenizer.chat_template", "@chat_template.jinja")
     if subject.model.convention == "hf":
         fix = "copy the original chat_template.jinja into the folder"
@@ -90,7 +90,7 @@ def no_types(subject: Subject) -> Iterator[Check]:
         yield skip("not a GGUF with tokens")
     elif "tokenizer.ggml.token_type" not in subject.model.metadata:
         fix = "convert the original again: apr export FOLDER -o NEW.gguf"
-        yield Check("fail", "token types are missing: control tokens count as plain text", suggestion=fix)
+        yield Check("fail", "token types are missing: control tokens are read as plain text", suggestion=fix)
 
 
 def control_as_text(subject: Subject) -> Iterator[Check]:
