@@ -284,7 +284,7 @@ APRFMT = (
     Mutation("files that others could write to the cache are used", "aprfmt/io/cache.py:own_folder",
         "test_cache.py::test_files_that_others_could_write_are_not_used",
         "bool(info.st_mode & 0o022 and os.listdir(fd))", "False"),
-    Mutation("an export is written through a link in the cache", "aprfmt/io/cache.py:_made",
+    Mutation("an export is written through a link in the cache", "aprfmt/io/cache.py:_build",
         "test_cache.py::test_a_link_in_place_of_the_file_is_not_used",
         "target.unlink(missing_ok=True)", "pass"),
     Mutation("a lock is opened through a link", "aprfmt/io/cache.py:_open_lock",

@@ -91,7 +91,7 @@ FAULTS: dict[str, tuple[Callable[[Path, Path], Path], int | None, str]] = {
     "rope base": (_key("llama.rope.freq_base", 100.0), 0, "layer 0"),
     "norm epsilon": (_key("llama.attention.layer_norm_rms_epsilon", 0.1), 0, "layer 0"),
     "chat template": (_key("tokenizer.chat_template", "{{ messages[0].content }}"), None, "the chat template differs"),
-    "tokenizer": (_another_tokenizer, None, "another tokenizer"),
+    "tokenizer": (_another_tokenizer, None, "the tokenizer differs"),
     "rows of Q and K": (_reordered, 1, "layer 1"),
     "gate and up swapped": (lambda s, t: _swap(s, t, "blk.2.ffn_gate.weight", "blk.2.ffn_up.weight"), 2, "layer 2"),
     "a zeroed layer": (lambda s, t: broken_models.zeroed(s, t, 3), 3, "layer 3"),

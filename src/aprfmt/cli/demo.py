@@ -102,7 +102,7 @@ def _run(files: DemoFiles) -> tuple[list[DemoStep], list[dict[str, str]]]:
         try:
             detail = run(files)
         except (MissingDependencyError, LlamaDiedError) as error:
-            if run is not _generate:
+            if run is not _compare_text:
                 raise
             skipped.append({"name": name, "reason": error.message})
             out.line(f"  {out.style('--', 'yellow')}  {name:<9} skipped: {printable(error.message)}")
@@ -141,14 +141,14 @@ def _export(files: DemoFiles) -> str:
     return f"{format_bytes(report.output_bytes)} GGUF"
 
 
-def _compare(files: DemoFiles) -> str:
+def _compare_bytes(files: DemoFiles) -> str:
     with Source.open(files.source) as a, Source.open(files.back) as b:
         if not is_same_content(a, b):
             raise RunError("the exported GGUF differs from the source", path=files.back)
         return f"{a.size:,} bytes, identical to the source"
 
 
-def _generate(files: DemoFiles) -> str:
+def _compare_text(files: DemoFiles) -> str:
     generated = []
     for path in (files.source, files.back):
         with Llama(path) as llama:
@@ -166,6 +166,6 @@ _STEPS: dict[str, Callable[[DemoFiles], str]] = {
     "inspect": _inspect,
     "validate": _validate,
     "export": _export,
-    "compare": _compare,
-    "generate": _generate,
+    "compare": _compare_bytes,
+    "generate": _compare_text,
 }

@@ -410,6 +410,7 @@ def _split(rest: Sequence[str]) -> Suggestion | None:
 
 
 def _shard(rest: Sequence[str]) -> Suggestion | None:
+    """`apr shard` with options of llama-gguf-split."""
     found = _split(rest)
     if found is None:
         return None

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from aprfmt.arch.blocks.encoder import POOLED
 from aprfmt.arch.row import Architecture, Key, Listed, Tower
@@ -32,7 +32,7 @@ class _DefaultsLine(TypedDict):
     row: str
     model_type: str
     values: dict[str, object]
-    rotates: str
+    rotates: NotRequired[str]
 
 
 @cache
