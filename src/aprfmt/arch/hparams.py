@@ -20,6 +20,7 @@ from aprfmt.arch import rope
 from aprfmt.arch.converter import GgufKeys, Scope, check_layers, converter_of, flattened, language_part, look_up
 from aprfmt.arch.converters import common
 from aprfmt.arch.fields import (
+    OTHER_FORMAT,
     GgufKey,
     Misfit,
     as_float,
@@ -500,14 +501,11 @@ def _gguf_side(scope: Scope) -> object:
         known = " or ".join(map(repr, allowed[:2]))
         raise RefusedError(
             f"{scope.name} is {value!r:.40}; a GGUF of architecture {scope.row.gguf!r} implies {known}",
-            hint="use another output format: -o NAME.apr, or -o NAME --format hf",
+            hint=OTHER_FORMAT,
         )
     unused = key.role == WINDOW and scope.config("use_sliding_window") is False
     if value == 0 and value is not False and key.gguf in _ZERO_IS_NONE and not unused:
-        raise RefusedError(
-            f"{scope.name} is 0; llama.cpp treats a {key.gguf} of 0 as absent",
-            hint="use another output format: -o NAME.apr, or -o NAME --format hf",
-        )
+        raise RefusedError(f"{scope.name} is 0; llama.cpp treats a {key.gguf} of 0 as absent", hint=OTHER_FORMAT)
     return converter_of(key).to_gguf(value, scope) if key.constant is None else key.constant
 
 

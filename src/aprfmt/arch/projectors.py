@@ -1,14 +1,14 @@
 """Granite 4 Vision's projectors: the tower layer that each reads, and the language model layer that it feeds.
 
 Its config.json has two lists, of layerwise projectors and of spatial ones (corners of patch groups), each numbered from
-0.
-A GGUF has one list, in the order of the language model's layers.
+0. A GGUF has one list, in the order of the language model's layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from aprfmt.arch.fields import OTHER_FORMAT
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.light_dataclass import light_dataclass
@@ -70,15 +70,14 @@ def _is_numbers(value: object) -> bool:
 def check(found: list[Projector]) -> None:
     """Raises RefusedError for what llama.cpp's network does not support."""
     layers = [one.text_layer for one in found]
-    hint = "use another output format: -o NAME.apr, or -o NAME --format hf"
     if twice := [layer for layer in layers if layers.count(layer) > 1]:
         what = f"two projectors feed layer {twice[0]} of the language model; llama.cpp supports one"
-        raise RefusedError(what, hint=hint)
+        raise RefusedError(what, hint=OTHER_FORMAT)
     if layers and layers[0] != 0:
         raise RefusedError(
             f"no projector feeds layer 0 of the language model, the first feeds layer {layers[0]}: llama.cpp uses the "
             "first one's features as embeddings",
-            hint=hint,
+            hint=OTHER_FORMAT,
         )
 
 

@@ -39,8 +39,6 @@ MAX_HEAD_DIM = 1 << 20
 MAIN = "full_attention"
 """The layer type with the main rope parameters."""
 
-ELSEWHERE = "use another output format: -o NAME.apr, or -o NAME --format hf"
-
 THETAS = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_global_theta")
 _LOCAL = "local_rope_theta"
 LOCAL_THETAS = ("rope_local_base_freq", _LOCAL, "rope_local_theta", "swa_rope_theta")

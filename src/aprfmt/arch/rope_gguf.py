@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 
 from aprfmt.arch import yarn
-from aprfmt.arch.fields import as_float, as_int, as_mapping, from_f32, plain_value, shorten
+from aprfmt.arch.fields import OTHER_FORMAT, as_float, as_int, as_mapping, from_f32, plain_value, shorten
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.loaders import loader_of
 from aprfmt.arch.rope import (
-    ELSEWHERE,
     FREQS,
     LOCAL_THETAS,
     LONG,
@@ -61,20 +60,21 @@ def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
     tensor = _KINDS.get(kind)
     if tensor is None or (tensor and not reads_factors(row, tensor)):
         raise RefusedError(
-            f"rope_parameters.rope_type is {kind!r:.40}, which llama.cpp's {row.gguf} does not support", hint=ELSEWHERE
+            f"rope_parameters.rope_type is {kind!r:.40}, which llama.cpp's {row.gguf} does not support",
+            hint=OTHER_FORMAT,
         )
     if names_rotated_part(row) and PARTIAL[0] in h.extra:
         raise RefusedError(
             f"{PARTIAL[0]} is {h.extra[PARTIAL[0]]}: llama.cpp's {row.gguf} rotates by frequencies of qk_rope_head_dim "
             "dimensions, transformers by those of this part of head_dim",
-            hint=ELSEWHERE,
+            hint=OTHER_FORMAT,
         )
     turned = rotary_dim(h) or 0
     if row.rotates == WHOLE_HEADS and kind not in ("default", "proportional") and turned % 2:
         # Such classes rotate a part only if it rounds up to the head, with frequencies of the part.
         raise RefusedError(
             f"partial_rotary_factor is {h.extra.get(PARTIAL[0])}: llama.cpp cannot rotate {turned} values per head",
-            hint=ELSEWHERE,
+            hint=OTHER_FORMAT,
         )
     out: dict[str, tuple[str, object]] = {}
     loader = loader_of(row.gguf)
@@ -82,7 +82,7 @@ def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
         raise RefusedError(
             f"rope_parameters.rope_type is {kind!r}: llama.cpp's {row.gguf} applies no RoPE scaling in sliding-window "
             "layers",
-            hint=ELSEWHERE,
+            hint=OTHER_FORMAT,
         )
     if kind in ("linear", "yarn", "longrope"):
         out |= _scaling_keys(h, kind, scaling, row)
@@ -173,7 +173,7 @@ def runtime_scales(h: Hyperparams, row: Architecture) -> tuple[float, float]:
     if attention is not None and any(key.role == COMPRESSED_ROPE for key in row.keys):
         raise RefusedError(
             f"rope_parameters scales RoPE by {attention:.4g} in compressed layers; llama.cpp's {row.gguf} never does",
-            hint=ELSEWHERE,
+            hint=OTHER_FORMAT,
         )
     if attention is None:
         attention = mscale_of(factor) if kind == "yarn" else 1.0
@@ -186,13 +186,13 @@ def runtime_scales(h: Hyperparams, row: Architecture) -> tuple[float, float]:
         raise RefusedError(
             f"rope_parameters.full_attention scales RoPE by {attention:.4g}; llama.cpp's {row.gguf} would scale that "
             "of sliding layers too",
-            hint=ELSEWHERE,
+            hint=OTHER_FORMAT,
         )
     if found is None:
         raise RefusedError(
             f"rope_parameters (rope_type {kind}, factor {factor:g}, mscale_all_dim {named:g}) scales attention scores "
             f"by {scores * scores:.4g} and RoPE by {attention:.4g}, which llama.cpp's {row.gguf} does not support",
-            hint=ELSEWHERE,
+            hint=OTHER_FORMAT,
         )
     return found
 

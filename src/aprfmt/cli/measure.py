@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 import aprfmt
-from aprfmt.cli.options import ForceOption, ModelArgument, TextFieldOption
+from aprfmt.cli.options import (
+    EngineOption,
+    FollowLinksOption,
+    ForceOption,
+    ModelArgument,
+    TextFieldOption,
+    ThreadsOption,
+)
 from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens, with_page
 from aprfmt.errors import UsageError
 from aprfmt.text import MAX_PERPLEXITY, first_few, format_bytes, format_count, format_perplexity, format_seconds, plural
@@ -47,10 +54,7 @@ def evaluate(
     teacher: Annotated[
         str | None, typer.Option(metavar="FILE", help="Also compute KL and agreement with this model.")
     ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="torch or llama. [default: torch on a GPU if supported, else llama]"),
-    ] = None,
+    engine: EngineOption = None,
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="For torch: cuda, cuda:N or cpu; fails if it is not available.")
     ] = None,
@@ -78,7 +82,7 @@ def evaluate(
         ),
     ] = "shared",
     text_field: TextFieldOption = "text",
-    threads: Annotated[int, typer.Option(metavar="N", min=0, help="Threads for llama.cpp; 0: half the CPUs.")] = 0,
+    threads: ThreadsOption = 0,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -230,9 +234,7 @@ def report(
         ),
     ] = None,
     force: ForceOption = False,
-    follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Follow symlinks that point outside the folder.")
-    ] = False,
+    follow_links: FollowLinksOption = False,
     live: Annotated[
         bool, typer.Option("--live", help="Serve the page on this machine while the run is active; Ctrl-C stops.")
     ] = False,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import aprfmt
-from aprfmt.cli.options import PlanOption
+from aprfmt.cli.options import FollowLinksOption, PlanOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar, table
 from aprfmt.errors import UsageError
 from aprfmt.io.registry_path import is_registry
@@ -35,9 +35,7 @@ def command(
         str | None, typer.Option(metavar="SPDX", help="License of the weights, if the card has none.")
     ] = None,
     no_license: Annotated[bool, typer.Option("--no-license", help="Publish without a license.")] = False,
-    follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Follow symlinks that point outside the folder.")
-    ] = False,
+    follow_links: FollowLinksOption = False,
     card: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Publish this model card instead of the repository's.")
     ] = None,

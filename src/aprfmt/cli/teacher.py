@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import aprfmt
-from aprfmt.cli.options import Common, LlamaMachine, PlanOption, StrictOption, TextFieldOption
+from aprfmt.cli.options import Common, EngineOption, LlamaMachine, PlanOption, StrictOption, TextFieldOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens
 from aprfmt.text import format_bytes, format_seconds
 
@@ -65,10 +65,7 @@ class TeacherCommand(Common, LlamaMachine):
     )
     text_field: TextFieldOption = "text"
     strict: StrictOption = False
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="torch or llama. [default: torch on a GPU if supported, else llama]"),
-    ] = None
+    engine: EngineOption = None
     device: Annotated[str | None, typer.Option(metavar="NAME", help="Device for torch: cuda, cuda:N or cpu.")] = None
     from_vllm: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Read log-probabilities from vLLM responses (JSON lines).")
