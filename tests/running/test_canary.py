@@ -133,7 +133,7 @@ def test_one_bit_of_one_weight_is_seen_by_exact(sound: Path, tmp_path: Path) -> 
     assert report.passed
     assert (report.greedy, report.first_change) == (1.0, 2)
     report = aprfmt.check_canary(broken, canary_of(sound), exact=True)
-    assert report.findings == ["layer 2 is the first whose states are not the same bits"]
+    assert report.findings == ["layer 2 is the first layer whose states are not bit-identical"]
 
 
 def test_a_quantization_passes_within_its_band_and_says_how_far_it_is(sound: Path, tmp_path: Path) -> None:

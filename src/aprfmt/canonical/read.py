@@ -65,7 +65,9 @@ def canonical(
     warnings = list(model.warnings)
     if arch == AUTO_SIMILAR and row is None and model.tensors:
         row = similar_row(model)
-        warnings.append(f"{_class_of(model)} is unknown: read as {row.id}, whose tensors and config keys it has")
+        warnings.append(
+            f"unknown class {_class_of(model)}: read as {row.id}, which has the same tensors and config keys"
+        )
     if part := find_part(model, row):
         row = None
     # An .apr keeps the names it was imported with, and without tensors nothing needs a name.

@@ -53,7 +53,7 @@ class Suggestion:
         return f"{lines} {self.shell}".rstrip() if self.words else self.shell
 
     def hint(self) -> str:
-        """The line, which can be typed as it is; on further lines what it leaves out."""
+        """The line to type; on further lines, what it leaves out."""
         without = f"without {', '.join(self.dropped)}" if self.dropped else ""
         return "\n".join(filter(None, (self.line(), without, self.then, self.note)))
 

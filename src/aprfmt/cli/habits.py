@@ -56,12 +56,9 @@ _TASKS = "apr eval computes perplexity on text; apr does not run task benchmarks
 
 _EXTRACT: dict[str, Meaning] = {
     **dict.fromkeys(("--model", "-m", "--finetuned", "--tuned", "--finetune", "--fine-tuned"), "TUNED"),
-    "--lora": "",
-    **dict.fromkeys(("--base-model", "--base", "-b"), "BASE"),
-    "--out-path": "OUT",
-    **RANK,
-    "--cuda": "",
-}
+    "--lora": "", **dict.fromkeys(("--base-model", "--base", "-b"), "BASE"),
+    "--out-path": "OUT", **RANK, "--cuda": "",
+}  # fmt: skip
 _EXTRACT_IN_EITHER_ORDER = Habit(
     "BASE TUNED OUT=adapter",
     "merge-adapter BASE TUNED --unmerge -o OUT --format hf",
@@ -136,8 +133,7 @@ HABITS: dict[str, Habit] = {
     "report+2": Habit("MODEL OUT", "report MODEL -o OUT"),
     "diff --data": Habit("BASE MODEL DATA", "eval MODEL --data DATA --against BASE", options=AGAINST),
     "merge --lora": Habit(
-        "MODEL ADAPTER OUT=merged",
-        "merge-adapter MODEL ADAPTER -o OUT",
+        "MODEL ADAPTER OUT=merged", "merge-adapter MODEL ADAPTER -o OUT",
         options={"--base": "MODEL"}
         | dict.fromkeys(("--lora", "--adapter", "--adapter-path", "--peft-model", "--base-model"), "ADAPTER")
         | {"--base-model": "MODEL"},
@@ -173,8 +169,7 @@ HABITS: dict[str, Habit] = {
     "llama-gguf": Habit("FILE [MODE]", "tensors FILE"),
     "llama-server": Habit("MODEL OUT=<MODEL>.gguf", "convert MODEL -o OUT", _SERVED, alone=True),
     "llama-finetune": Habit(
-        "MODEL DATA OUT=run STEPS",
-        "pretrain --init MODEL --data DATA -o OUT --steps STEPS",
+        "MODEL DATA OUT=run STEPS", "pretrain --init MODEL --data DATA -o OUT --steps STEPS",
         options=FOREIGN_TRAIN | {"-f": "DATA"},
     ),
     "convert-hf-to-gguf": Habit(
@@ -182,8 +177,7 @@ HABITS: dict[str, Habit] = {
     ),
     "convert-hf-to-gguf --print-supported-models": Habit("", "architectures", alone=True),
     "convert-lora-to-gguf": Habit(
-        "ADAPTER [BASE] OUT=ADAPTER.gguf",
-        "convert ADAPTER --base=BASE -o OUT",
+        "ADAPTER [BASE] OUT=ADAPTER.gguf", "convert ADAPTER --base=BASE -o OUT",
         options={"--base": "BASE", "--base-model-id": "BASE", "--outfile": "OUT"}
         | {"--lora": "ADAPTER", "--adapter": "ADAPTER"},
     ),
@@ -200,8 +194,7 @@ HABITS: dict[str, Habit] = {
     "gguf-dump --keys": Habit("FILE", "meta list FILE", options={"--keys": ""}),
     "gguf-dump --no-tensors": Habit("FILE", "meta list FILE", options={"--no-tensors": ""}),
     "gguf-set-metadata": Habit(
-        "FILE KEY VALUE",
-        "meta set FILE KEY=VALUE",
+        "FILE KEY VALUE", "meta set FILE KEY=VALUE",
         options={"--force": ""} | dict.fromkeys(("--key", "-k"), "KEY") | dict.fromkeys(("--value", "-v"), "VALUE"),
     ),
     "gguf-new-metadata": Habit("FILE OUT=<FILE>-new.gguf", "stamp FILE -o OUT", options=NEW_METADATA),
@@ -211,18 +204,15 @@ HABITS: dict[str, Habit] = {
     "mlx-lm generate": Habit("MODEL PROMPT...", "run MODEL PROMPT...", options=RUN_OPTIONS | {"-m": "--max-tokens"}),
     "mlx-lm chat": Habit("MODEL", "run MODEL", options=RUN_OPTIONS),
     "mlx-lm fuse": Habit(
-        "MODEL ADAPTER=adapters OUT=fused_model",
-        "merge-adapter MODEL ADAPTER -o OUT --format mlx",
+        "MODEL ADAPTER=adapters OUT=fused_model", "merge-adapter MODEL ADAPTER -o OUT --format mlx",
         options={"--adapter-path": "ADAPTER", "--save-path": "OUT", "--de-quantize": "--dtype=f16"},
     ),
     "mlx-lm fuse --export-gguf": Habit(
-        "MODEL ADAPTER=adapters OUT=ggml-model-f16.gguf",
-        "merge-adapter MODEL ADAPTER -o OUT",
+        "MODEL ADAPTER=adapters OUT=ggml-model-f16.gguf", "merge-adapter MODEL ADAPTER -o OUT",
         options={"--adapter-path": "ADAPTER", "--gguf-path": "OUT", "--export-gguf": "", "--save-path": "="},
     ),
     "mlx-lm lora": Habit(
-        "MODEL DATA OUT=adapters STEPS=1000",
-        "pretrain --init MODEL --data DATA -o OUT --steps STEPS --lora r=8",
+        "MODEL DATA OUT=adapters STEPS=1000", "pretrain --init MODEL --data DATA -o OUT --steps STEPS --lora r=8",
         options=FOREIGN_TRAIN | dict.fromkeys(("--lora", "--train"), "") | {"--num-layers": "="},
     ),
     "mlx-lm upload": Habit("SRC REPO", "push SRC REPO", options={"--path": "SRC", "--upload-repo": "REPO"}),
@@ -230,7 +220,7 @@ HABITS: dict[str, Habit] = {
     "mlx-lm evaluate": Habit("MODEL DATA", "eval MODEL --data DATA", _TASKS, alone=True),
     "mlx-lm benchmark": Habit("MODEL", "bench MODEL", options=BENCH_OPTIONS | {"-n": "--runs"}),
     "mlx-lm server": Habit("MODEL OUT=<MODEL>.gguf", "convert MODEL -o OUT", _SERVED, alone=True),
-    "mlx-lm manage": Habit("", "", "hf cache ls lists what is downloaded; apr inspect hf://org/repo reads it"),
+    "mlx-lm manage": Habit("", "", "hf cache ls lists downloads; apr inspect hf://org/repo shows one"),
     # Ollama
     "ollama run": Habit("MODEL PROMPT...", "run MODEL PROMPT...", options=RUN_OPTIONS),
     "ollama show": Habit("MODEL", "inspect MODEL"),
@@ -240,14 +230,11 @@ HABITS: dict[str, Habit] = {
         "MODEL", "convert MODEL -o model.gguf --modelfile", "it writes Modelfile next to the GGUF", alone=True
     ),
     "ollama create": Habit(
-        "NAME=model MODEL",
-        "convert MODEL -o NAME.gguf --modelfile",
-        "then: ollama create NAME -f Modelfile",
+        "NAME=model MODEL", "convert MODEL -o NAME.gguf --modelfile", "then: ollama create NAME -f Modelfile",
         {"--from": "MODEL", "-q": "--dtype", "--quantize": "--dtype", "-f": "=", "--file": "="},
     ),
     "ollama create -f": Habit(
-        "NAME=model MODEL",
-        "convert MODEL -o NAME.gguf",
+        "NAME=model MODEL", "convert MODEL -o NAME.gguf",
         "then write FROM ./NAME.gguf into it and type: ollama create NAME -f Modelfile",
         {"-q": "--dtype", "--quantize": "--dtype", "-f": model_of_modelfile, "--file": model_of_modelfile},
     ),
@@ -269,8 +256,7 @@ HABITS: dict[str, Habit] = {
         "TUNED BASE OUT=adapter", "merge-adapter BASE TUNED --unmerge -o OUT --format hf", options=_EXTRACT
     ),
     "diff --lora": Habit(
-        "BASE TUNED OUT=adapter",
-        "merge-adapter BASE TUNED --unmerge -o OUT --format hf",
+        "BASE TUNED OUT=adapter", "merge-adapter BASE TUNED --unmerge -o OUT --format hf",
         options=_EXTRACT | {"--lora": ""},
     ),
     "extract-lora": Habit(
@@ -282,16 +268,13 @@ HABITS: dict[str, Habit] = {
     "hf download+2": Habit("REPO FILE OUT=.", "convert hf://REPO/FILE -o OUT/FILE", options=DOWNLOAD),
     "hf upload": Habit("REPO SRC", "push SRC REPO", options=OPTIONS_OF["push"] | {"--revision": "--revision"}),
     "hf auth": Habit("", "", "hf auth login; apr push uses its token, or HF_TOKEN"),
-    "hf cache": Habit("", "", "hf cache ls lists what is downloaded; apr inspect hf://org/repo reads it"),
+    "hf cache": Habit("", "", "hf cache ls lists downloads; apr inspect hf://org/repo shows one"),
     "hf info": Habit("REPO", "inspect hf://REPO"),
     "hf repo": Habit("", "", "apr push FOLDER org/repo creates the repository"),
     # optimum, transformers, TRL, vLLM
     "optimum-cli export": Habit(
-        "TARGET [OUT] MODEL",
-        "convert MODEL -o FOLDER --format hf",
-        "apr does not write ONNX; optimum-cli exports FOLDER",
-        {"-m": "MODEL", "--model": "MODEL"},
-        alone=True,
+        "TARGET [OUT] MODEL", "convert MODEL -o FOLDER --format hf",
+        "apr does not write ONNX; optimum-cli exports FOLDER", {"-m": "MODEL", "--model": "MODEL"}, alone=True,
     ),
     "transformers chat": Habit("MODEL PROMPT...", "run MODEL PROMPT...", options=RUN_OPTIONS),
     "transformers run": Habit("MODEL PROMPT...", "run MODEL PROMPT...", options=RUN_OPTIONS),
@@ -299,30 +282,24 @@ HABITS: dict[str, Habit] = {
     "vllm bench": Habit("[KIND] MODEL", "bench MODEL", options=BENCH_OPTIONS),
     "vllm serve": Habit("MODEL OUT=<MODEL>-hf", "convert MODEL -o OUT --format hf", alone=True),
     "lm-eval": Habit(
-        "MODEL DATA",
-        "eval MODEL --data DATA",
-        _TASKS,
-        {"--model": named_model, "-m": named_model, "--model-args": pretrained_model, "-a": pretrained_model},
+        "MODEL DATA", "eval MODEL --data DATA",
+        _TASKS, {"--model": named_model, "-m": named_model, "--model-args": pretrained_model, "-a": pretrained_model},
         alone=True,
     ),
     "trl sft": Habit(
         "MODEL DATA OUT=run STEPS", "pretrain --init MODEL --data DATA -o OUT --steps STEPS", options=FOREIGN_TRAIN
     ),
     "trl gkd": Habit(
-        "MODEL TEACHER DATA OUT=run STEPS",
-        "distill TEACHER --student MODEL --data DATA -o OUT --steps STEPS",
+        "MODEL TEACHER DATA OUT=run STEPS", "distill TEACHER --student MODEL --data DATA -o OUT --steps STEPS",
         options=FOREIGN_TRAIN | {"--teacher": "TEACHER"},
     ),
     "trl dpo": Habit(
-        "MODEL DATA OUT=run STEPS",
-        "pretrain --init MODEL --data DATA -o OUT --steps STEPS",
-        "apr pretrain trains on the text only: apr does no preference or reward optimization",
-        FOREIGN_TRAIN,
+        "MODEL DATA OUT=run STEPS", "pretrain --init MODEL --data DATA -o OUT --steps STEPS",
+        "apr pretrain trains on the text only: apr does no preference or reward optimization", FOREIGN_TRAIN,
     ),
     "trl env": Habit("", "doctor"),
     "distil": Habit(
-        "TEACHER MODEL DATA OUT=run STEPS",
-        "distill TEACHER --student MODEL --data DATA -o OUT --steps STEPS",
+        "TEACHER MODEL DATA OUT=run STEPS", "distill TEACHER --student MODEL --data DATA -o OUT --steps STEPS",
         options=FOREIGN_TRAIN | {"--teacher": "TEACHER"},
     ),
     # The reference tool, and words that several programs have
@@ -365,8 +342,7 @@ HABITS: dict[str, Habit] = {
     ),
     "join": Habit("MODEL OUT=<MODEL>-joined.gguf", "convert MODEL -o OUT", options={"--join": "", "--merge": ""}),
     "join-lora": Habit(
-        "MODEL ADAPTER OUT=merged",
-        "merge-adapter MODEL ADAPTER -o OUT",
+        "MODEL ADAPTER OUT=merged", "merge-adapter MODEL ADAPTER -o OUT",
         options={"--adapter-path": "ADAPTER", "--lora": "ADAPTER", "--save-path": "OUT", "--base": "MODEL"},
     ),
     "apply-chat-template": Habit("FILE [CHAT]", "meta template render FILE CHAT", options=MESSAGES),
@@ -377,24 +353,19 @@ HABITS: dict[str, Habit] = {
         "MODEL DATA OUT=run STEPS", "pretrain --init MODEL --data DATA -o OUT --steps STEPS", options=FOREIGN_TRAIN
     ),
     "train lora": Habit(
-        "MODEL DATA OUT=run STEPS",
-        "pretrain --init MODEL --data DATA -o OUT --steps STEPS --lora r=16",
+        "MODEL DATA OUT=run STEPS", "pretrain --init MODEL --data DATA -o OUT --steps STEPS --lora r=16",
         options=FOREIGN_TRAIN | {"--lora": "", "--use-peft": ""},
     ),
     "train --resume": Habit(
-        "RUN",
-        "resume RUN",
-        options=dict.fromkeys(("--resume", "--resume-from-checkpoint", "--continue"), "RUN"),
+        "RUN", "resume RUN", options=dict.fromkeys(("--resume", "--resume-from-checkpoint", "--continue"), "RUN"),
         alone=True,
     ),
     "continue": Habit("RUN", "resume RUN"),
     "list runs": Habit("FOLDER=.", "runs FOLDER", options=dict.fromkeys(("--runs", "--list"), "")),
     "evaluate": Habit("MODEL [DATA]", "eval MODEL --data=DATA", options=EVAL_OPTIONS),
     "axolotl train": Habit(
-        "CONFIG MODEL DATA OUT STEPS",
-        "pretrain --init MODEL --data DATA -o OUT --steps STEPS",
-        "apr has its own config format: --config FILE",
-        alone=True,
+        "CONFIG MODEL DATA OUT STEPS", "pretrain --init MODEL --data DATA -o OUT --steps STEPS",
+        "apr has its own config format: --config FILE", alone=True,
     ),
     "preprocess": Habit("DATA MODEL", "data DATA --model MODEL"),
     "template": Habit("FILE", "meta template FILE"),
@@ -414,4 +385,4 @@ HABITS: dict[str, Habit] = {
     "get-metadata": Habit("FILE KEY", "meta get FILE KEY"),
     "env": Habit("", "doctor"),
     "list-tensors": Habit("FILE", "tensors FILE"),
-}
+}  # fmt: skip

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def suggest(arguments: Sequence[str], error: Exception) -> Suggestion | None:
-    """Our command line for `arguments`, which typer refused with `error`; None if there is nothing to suggest."""
+    """The command line to suggest for `arguments`, which typer rejected with `error`; None if none fits."""
     found = rephrase(arguments)
     if found is None and _misses(error):
         found = Suggestion([*arguments])
@@ -52,7 +52,7 @@ def _of_typo(words: list[str]) -> Suggestion | None:
 
 
 def of_missing(arguments: Sequence[str], path: str) -> Suggestion | None:
-    """Our command line for one of ours that took the word `path`, which is not a file, for its model."""
+    """The command line to suggest if the model `path` of a command does not exist."""
     if len(arguments) < 2 or arguments[1] != path or arguments[0] not in COMMANDS:
         return None
     found = rephrase(arguments)
@@ -63,7 +63,7 @@ def of_missing(arguments: Sequence[str], path: str) -> Suggestion | None:
 
 
 def of_refused(arguments: Sequence[str]) -> Suggestion | None:
-    """Our command line for one of ours with an address of the hub, a list of checksums, or a folder of models."""
+    """The command line to suggest for a hub address, a list of checksums or a folder of models."""
     command, *rest = arguments
     if command in ("convert", "export"):
         return page_of(rest)
@@ -75,7 +75,7 @@ def of_refused(arguments: Sequence[str]) -> Suggestion | None:
 
 
 def of_folder(arguments: Sequence[str], folder: str, file: str) -> Suggestion | None:
-    """Our command line with the only model of a folder in place of the folder."""
+    """The command line with a folder replaced by the only model in it."""
     words = [file if word.rstrip("/") == folder else word for word in arguments]
     return Suggestion(words) if words != [*arguments] else None
 
@@ -108,7 +108,7 @@ _SAMPLING = ("--top-k", "--top-p", "--min-p")
 
 
 def rephrase(arguments: Sequence[str]) -> Suggestion | None:
-    """Our command line by the table of habits; None if it has no row, or the row changes nothing."""
+    """The apr command line by the table HABITS; None if it has no row, or the row changes nothing."""
     name, rest = named(arguments)
     names, options = (name, SAME.get(name, name)), [option_of(word) for word in rest if word.startswith("-")]
     keys = (f"{one} {option}" for one in names for option in options)
@@ -219,7 +219,7 @@ def _moved(words: Sequence[str], arguments: Sequence[str]) -> bool:
 
 
 def parse(words: Sequence[str]) -> Exception | None:
-    """Why typer refuses our command line `words`; None if it takes it."""
+    """Why typer rejects the command line `words`; None if it accepts it."""
     import typer
 
     try:

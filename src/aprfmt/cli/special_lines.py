@@ -169,7 +169,7 @@ def _inspect(rest: Sequence[str]) -> Suggestion | None:
 
 
 def _each(*ours: str) -> Callable[[Sequence[str]], Suggestion | None]:
-    """Our command on each of several models."""
+    """The command for each of several models."""
 
     def lines(rest: Sequence[str]) -> Suggestion | None:
         if len(rest) < 2 or not all(map(is_model, rest)):
@@ -181,7 +181,7 @@ def _each(*ours: str) -> Callable[[Sequence[str]], Suggestion | None]:
 
 
 def each_of_folder(command: str, folder: str) -> Suggestion | None:
-    """Our command on each model of a folder of several."""
+    """The command for each model of a folder with several models."""
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     paths = [os.path.join(folder, name) for name in names if not name.startswith(".")]
     models = [path for path in paths if is_model(path)]

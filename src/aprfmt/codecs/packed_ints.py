@@ -93,7 +93,7 @@ def _gptq_bits(codes: TensorSource, zeros: TensorSource, n_out: int, settings: S
     if len(fit) == 1 and codes.shape[0] * 32 % fit[0] == 0 and n_out * fit[0] % 32 == 0:
         return fit[0]
     what = f"codes of shape {list(codes.shape)} with zero points of shape {list(zeros.shape)}"
-    told = ", ".join(map(str, sorted(named))) or "no number of"
+    told = ", ".join(map(str, sorted(named))) or "any number of"
     raise refusal("GPTQ", codes.name, f"{what} are not {told} bits (supported: 2, 3, 4 and 8)", CONFIG_HINT)
 
 

@@ -317,12 +317,13 @@ def check_recipe(recipe: MergeRecipe) -> MergeRecipe:
             if base not in [source.path for source in sources]:
                 if sources[0].layers is not None:
                     raise node.error(
-                        f"the base model {base} is not among the sources of the slice", "add it to the sources"
+                        f"the base model {base} is not one of the slice's sources", "add it to the sources"
                     )
                 sources = (MergeInput(base), *sources)
         elif recipe.base is not None and method == LINEAR and base not in [source.path for source in sources]:
             raise node.error(
-                "linear uses no base model, and this one is not among the models", "add it to the models with a weight"
+                "linear takes no base model, and this base is not one of the models",
+                "add it to the models with a weight",
             )
         if method == SLERP and len(sources) != 2:
             raise node.error(f"slerp merges exactly two models, not {len(sources)}")

@@ -140,7 +140,7 @@ class CompletionServer:
                 if pause is None:
                     raise RunError(
                         f"the server gave no answer to {path} in {len(_PAUSES_S) + 1} attempts: {error}", path=self.url,
-                        hint="run the same command again: what is complete is kept",
+                        hint="run the same command again: completed sequences are kept",
                     ) from error  # fmt: skip
                 time.sleep(pause)
         raise AssertionError

@@ -165,7 +165,7 @@ class Collector:
         order = np.argsort(ids, axis=None, kind="stable")
         experts, starts = np.unique(ids.reshape(-1)[order], return_index=True)
         if experts.size and not 0 <= experts[0] <= experts[-1] < n_experts:
-            raise EngineError(f"a token is routed to expert {experts[-1]} of {n_experts} ({name})")
+            raise EngineError(f"a token is routed to expert {experts[-1]}, but the layer has {n_experts} ({name})")
         tokens, slots = np.divmod(order, ids.shape[1])
         for expert, start, end in zip(experts, starts, [*starts[1:], order.size], strict=True):
             some = values[tokens[start:end], slots[start:end]]

@@ -173,7 +173,7 @@ def _make_inside(
         raise UsageError("in_place stores the golden outputs in the .apr itself: leave out the output file")
     with formats.open(name) as model:
         if model.format != "apr-v2":
-            hint = "leave out --in-place: they are stored beside it"
+            hint = "leave out --in-place: they are then stored in a file next to the model"
             raise UnsupportedError(f"golden outputs cannot be stored in {model.label}", path=name, hint=hint)
         if CANARY_KEY in model.metadata and not force:
             raise ExistsError("the model already has golden outputs", path=name, hint="replace them with --force")
@@ -382,7 +382,9 @@ def compare(golden: Canary, found: Canary, file: str, canary: str, *, exact: boo
             f"beyond {report.band:g} for {bits:.3g} bits per weight"
         )
     elif exact and report.first_change is not None:
-        report.findings.append(f"{layer_name(report.first_change)} is the first whose states are not the same bits")
+        report.findings.append(
+            f"{layer_name(report.first_change)} is the first layer whose states are not bit-identical"
+        )
     elif report.kl > report.band:
         report.findings.append(f"the output differs: KL {report.kl:.2g} nats, with all layers within {report.band:g}")
     report.passed = not report.findings

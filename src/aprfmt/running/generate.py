@@ -190,7 +190,7 @@ class Runner:
             raise RefusedError(
                 "the model is a diffusion language model and does not generate token by token",
                 path=self.path,
-                hint=f"llama-diffusion-cli -m {self._prepared.path} of llama.cpp runs it",
+                hint=f"run it with llama.cpp: llama-diffusion-cli -m {self._prepared.path}",
             )
         if pooling_of(metadata)[1]:
             raise RefusedError(

@@ -74,7 +74,7 @@ class Windows:
         n_pieces, n = len(self._pieces.sizes_P), len(self)
         if not n:
             raise RefusedError(
-                f"the data has no token to predict among the first {seq_len + 1} of any document",
+                f"no document has a token to predict among its first {seq_len + 1}",
                 hint="use longer texts, conversations with answers, or a longer --seq-len",
             )
         self._used_N = np.add.reduceat(self._pieces.sizes_P, self._first_N[:-1])

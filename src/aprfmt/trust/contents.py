@@ -153,7 +153,7 @@ def digests(
     """
     if serialization.algorithm not in _HASHES or serialization.method not in ("files", "shards"):
         what = f"{serialization.algorithm} digests of {serialization.method}"
-        raise UnsupportedError(f"the signature uses {what}, which this version does not know", path=root)
+        raise UnsupportedError(f"the signature uses {what}, which this version does not support", path=root)
     sources = [(name, path_of(root, name)) for name in names]
     total = sum(_size(path) for _, path in sources)
     advance = progress(total) if progress is not None else lambda n_bytes, label: None
