@@ -211,13 +211,7 @@ def _padded_books(sources: Sources, arguments: Sequence[str]) -> Array | None:
 
 
 MADE: dict[str, Callable[[Sources, Sequence[str]], Array | None]] = {
-    "sinusoids": _sinusoids,
-    "batch_scale": _batch_scale,
-    "batch_shift": _batch_shift,
-    "row_of_token": _row_of_token,
-    "grid": _grid,
-    "sum_of_frames": _sum_of_frames,
-    "codebooks": _codebooks,
-    "padded_books": _padded_books,
-}
+    "sinusoids": _sinusoids, "batch_scale": _batch_scale, "batch_shift": _batch_shift, "row_of_token": _row_of_token,
+    "grid": _grid, "sum_of_frames": _sum_of_frames, "codebooks": _codebooks, "padded_books": _padded_books,
+}  # fmt: skip
 """Name -> function that computes a derived tensor from its arguments; None if an input is missing."""

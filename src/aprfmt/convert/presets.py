@@ -294,19 +294,13 @@ class TensorPosition:
 
 CONDITIONS: Mapping[str, Callable[[TensorPosition, PresetContext], bool]] = {
     "more": lambda p, net: more_bits(p.i, p.n),
-    "middle": lambda p, net: p.n // 8 <= p.i < 7 * p.n // 8,
-    "first/8": lambda p, net: p.i < p.n // 8,
-    "first/16": lambda p, net: p.i < p.n // 16,
-    "first2": lambda p, net: p.i < 2,
-    "first4": lambda p, net: p.i < 4,
-    "counted/8": lambda p, net: p.counted < p.n // 8,
-    "stacked": lambda p, net: p.stacked,
-    "gqa4": lambda p, net: net.heads_per_kv >= 4,
-    "experts4": lambda p, net: net.n_experts >= 4,
-    "experts8": lambda p, net: net.n_experts == 8,
-    "70b": lambda p, net: net.is_70b,
-    "falcon": lambda p, net: net.architecture == "falcon",
-}
+    "middle": lambda p, net: p.n // 8 <= p.i < 7 * p.n // 8, "first/8": lambda p, net: p.i < p.n // 8,
+    "first/16": lambda p, net: p.i < p.n // 16, "first2": lambda p, net: p.i < 2,
+    "first4": lambda p, net: p.i < 4, "counted/8": lambda p, net: p.counted < p.n // 8,
+    "stacked": lambda p, net: p.stacked, "gqa4": lambda p, net: net.heads_per_kv >= 4,
+    "experts4": lambda p, net: net.n_experts >= 4, "experts8": lambda p, net: net.n_experts == 8,
+    "70b": lambda p, net: net.is_70b, "falcon": lambda p, net: net.architecture == "falcon",
+}  # fmt: skip
 """Words of the rules; "imatrix" is one more, and "!" negates."""
 
 

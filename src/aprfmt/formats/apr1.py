@@ -72,25 +72,12 @@ _UNANNOUNCED_BYTES = 64 << 20
 _SIGNATURE_BLOCK = SIGNATURE_BYTES + PUBLIC_KEY_BYTES
 
 MODEL_TYPES = {
-    0x01: "LinearRegression",
-    0x02: "LogisticRegression",
-    0x03: "DecisionTree",
-    0x04: "RandomForest",
-    0x05: "GradientBoosting",
-    0x06: "KMeans",
-    0x07: "Pca",
-    0x08: "NaiveBayes",
-    0x09: "Knn",
-    0x0A: "Svm",
-    0x10: "NgramLm",
-    0x11: "Tfidf",
-    0x12: "CountVectorizer",
-    0x20: "NeuralSequential",
-    0x21: "NeuralCustom",
-    0x30: "ContentRecommender",
-    0x40: "MixtureOfExperts",
-    0xFF: "Custom",
-}
+    0x01: "LinearRegression", 0x02: "LogisticRegression", 0x03: "DecisionTree", 0x04: "RandomForest",
+    0x05: "GradientBoosting", 0x06: "KMeans", 0x07: "Pca", 0x08: "NaiveBayes",
+    0x09: "Knn", 0x0A: "Svm", 0x10: "NgramLm", 0x11: "Tfidf",
+    0x12: "CountVectorizer", 0x20: "NeuralSequential", 0x21: "NeuralCustom", 0x30: "ContentRecommender",
+    0x40: "MixtureOfExperts", 0xFF: "Custom",
+}  # fmt: skip
 ENCRYPTED, SIGNED, LICENSED = 0x01, 0x02, 0x08
 FLAGS = {
     "encrypted": ENCRYPTED,

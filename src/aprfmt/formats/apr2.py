@@ -52,19 +52,10 @@ LEGACY_MAGICS = (b"APR2", b"APRN")
 HEADER_BYTES = 64
 
 FLAGS: dict[str, int] = {
-    "lz4_compressed": 0x0001,
-    "zstd_compressed": 0x0002,
-    "encrypted": 0x0004,
-    "signed": 0x0008,
-    "sharded": 0x0010,
-    "quantized": 0x0020,
-    "has_filterbank": 0x0040,
-    "has_model_card": 0x0080,
-    "streaming": 0x0100,
-    "has_vocab": 0x0200,
-    "layout_row_major": 0x0400,
-    "layout_column_major": 0x0800,
-}
+    "lz4_compressed": 0x0001, "zstd_compressed": 0x0002, "encrypted": 0x0004, "signed": 0x0008,
+    "sharded": 0x0010, "quantized": 0x0020, "has_filterbank": 0x0040, "has_model_card": 0x0080,
+    "streaming": 0x0100, "has_vocab": 0x0200, "layout_row_major": 0x0400, "layout_column_major": 0x0800,
+}  # fmt: skip
 """Header flags by name; higher bits have no meaning and are kept."""
 
 # Metadata up to this size is parsed on opening, so that damage is reported at once.

@@ -149,22 +149,12 @@ def _parameter(data: object, *_: object) -> object:
 
 
 _CALLS: dict[str, Callable[..., object]] = {
-    "collections.OrderedDict": _Dict,
-    "collections.Counter": _Dict,
-    "builtins.set": set,
-    "builtins.complex": complex,
-    "builtins.bytearray": _Other,
-    "_codecs.encode": _Other,
-    "torch.Size": tuple,
-    "torch.device": _Other,
-    "torch.Tensor": _Other,
-    "torch.serialization._get_layout": _Other,
-    "torch.nn.parameter.Parameter": _parameter,
-    "torch._utils._rebuild_parameter": _parameter,
-    "torch._utils._rebuild_parameter_with_state": _parameter,
-    "torch._utils._rebuild_tensor": _tensor_2,
-    "torch._utils._rebuild_tensor_v2": _tensor_2,
-    "torch._utils._rebuild_tensor_v3": _tensor_3,
+    "collections.OrderedDict": _Dict, "collections.Counter": _Dict, "builtins.set": set, "builtins.complex": complex,
+    "builtins.bytearray": _Other, "_codecs.encode": _Other, "torch.Size": tuple, "torch.device": _Other,
+    "torch.Tensor": _Other, "torch.serialization._get_layout": _Other,
+    "torch.nn.parameter.Parameter": _parameter, "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter, "torch._utils._rebuild_tensor": _tensor_2,
+    "torch._utils._rebuild_tensor_v2": _tensor_2, "torch._utils._rebuild_tensor_v3": _tensor_3,
     "torch._utils._rebuild_sparse_tensor": _odd("sparse"),
     "torch._utils._rebuild_qtensor": _odd("quantized"),
     "torch._utils._rebuild_nested_tensor": _odd("nested"),
@@ -173,7 +163,7 @@ _CALLS: dict[str, Callable[..., object]] = {
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _odd("on another device"),
     "torch._utils._rebuild_device_tensor_from_numpy": _odd("on another device"),
     "torch._tensor._rebuild_from_type_v2": _odd("a subclass"),
-}
+}  # fmt: skip
 _KINDS = ("float", "bfloat", "int", "uint", "complex", "bool", "bits", "qint", "quint", "per_")
 """Prefixes of torch's names of dtypes and quantization schemes."""
 

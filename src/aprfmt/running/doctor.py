@@ -320,14 +320,5 @@ def _size_of(folder: Path) -> tuple[int, int]:
 
 
 _CHECKS: tuple[Callable[[], Iterator[DoctorFinding]], ...] = (
-    _python,
-    _packages,
-    _extras,
-    _pins,
-    _quantizers,
-    _llama,
-    _machine,
-    _gpu,
-    _features,
-    _disks,
-)
+    _python, _packages, _extras, _pins, _quantizers, _llama, _machine, _gpu, _features, _disks,
+)  # fmt: skip

@@ -25,20 +25,12 @@ _T = TypeVar("_T")
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
 SPECIAL_KEYS = {
-    "bos": "bos_token_id",
-    "eos": "eos_token_id",
-    "unk": "unknown_token_id",
-    "sep": "seperator_token_id",
-    "pad": "padding_token_id",
-    "cls": "cls_token_id",
-    "mask": "mask_token_id",
-    "eot": "eot_token_id",
+    "bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "sep": "seperator_token_id",
+    "pad": "padding_token_id", "cls": "cls_token_id", "mask": "mask_token_id", "eot": "eot_token_id",
     "eom": "eom_token_id",
     **{f"fim_{part}": f"fim_{part}_token_id" for part in ("pre", "suf", "mid", "pad", "rep", "sep")},
-    "prefix": "prefix_token_id",
-    "suffix": "suffix_token_id",
-    "middle": "middle_token_id",
-}
+    "prefix": "prefix_token_id", "suffix": "suffix_token_id", "middle": "middle_token_id",
+}  # fmt: skip
 """Role -> key; "seperator" is the format's own spelling, the last three are older names of fim_*."""
 
 _FLAG_KEYS = {
