@@ -115,16 +115,9 @@ def bench(
     names = [formats.path_text(path, "files") for path in paths]
     target = _page_target(output, names, force=force)
     found = measure(
-        names,
-        prompt_tokens=prompt_tokens,
-        tokens=tokens,
-        runs=runs,
-        threads=threads,
-        gpu_layers=gpu_layers,
-        gates=parse_gates(gates),
-        say=log,
-        progress=progress,
-    )
+        names, prompt_tokens=prompt_tokens, tokens=tokens, runs=runs, threads=threads, gpu_layers=gpu_layers,
+        gates=parse_gates(gates), say=log, progress=progress,
+    )  # fmt: skip
     if target is not None:
         from aprfmt.html.file import write_page
         from aprfmt.running.pages import bench_html
@@ -260,16 +253,9 @@ def run(
     sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     words = [stop] if isinstance(stop, str) else [*stop]
     loading = Loading(
-        ctx=ctx,
-        threads=threads,
-        gpu_layers=gpu_layers,
-        lora=_adapters(lora),
-        mmproj=mmproj,
-        media=bool(asked.media),
-        template=template,
-        dtype=dtype,
-        raw=bool(raw),
-    )
+        ctx=ctx, threads=threads, gpu_layers=gpu_layers, lora=_adapters(lora), mmproj=mmproj, media=bool(asked.media),
+        template=template, dtype=dtype, raw=bool(raw),
+    )  # fmt: skip
     with Runner(file, loading, log) as runner:
         return runner.ask(asked, max_tokens=max_tokens, sampling=sampling, stop=words, on_text=on_text)
 

@@ -150,22 +150,14 @@ class RowMapping:
     def to_json(self) -> dict[str, object]:
         """A JSON object without empty fields; a run of equal shapes is written once, with its length."""
         body = {
-            "before": _runs(self.before),
-            "after": _runs(self.after),
+            "before": _runs(self.before), "after": _runs(self.after),
             "orders": [[name, *args] for name, args in self.orders],
-            "columns": [[name, *args] for name, args in self.columns],
-            "transposed": self.transposed,
-            "flat": self.flat,
-            "skip": self.skip,
-            "cut": self.cut,
-            "lead": self.lead,
-            "trail": self.trail,
-            "repeats": self.repeats,
+            "columns": [[name, *args] for name, args in self.columns], "transposed": self.transposed, "flat": self.flat,
+            "skip": self.skip, "cut": self.cut, "lead": self.lead, "trail": self.trail, "repeats": self.repeats,
             "scales": [[rows, *numbers] for rows, numbers in self.scales],
-            "after_transposed": any(self.after_transposed) and list(self.after_transposed),
-            "value": self.value,
+            "after_transposed": any(self.after_transposed) and list(self.after_transposed), "value": self.value,
             "pack": self.pack,
-        }
+        }  # fmt: skip
         return {key: value for key, value in body.items() if value}
 
     @classmethod

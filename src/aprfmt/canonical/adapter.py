@@ -287,15 +287,9 @@ def _from_gguf(model: Model, base: Base | None) -> Adapter:
     stated = kv.get("general.base_model.0.repo_url") or kv.get("general.base_model.0.name")
     named = body.get("base_model_name_or_path") or stated
     adapter = Adapter(
-        pairs,
-        whole,
-        rank,
-        float(alpha) if alpha else float(rank),
-        named if isinstance(named, str) else None,
-        body,
-        base,
-        _read_blocks(stored.get("blocks")),
-    )
+        pairs, whole, rank, float(alpha) if alpha else float(rank), named if isinstance(named, str) else None, body,
+        base, _read_blocks(stored.get("blocks")),
+    )  # fmt: skip
     if row is not None:
         _check_names(adapter, model, row)
     _check_base(adapter, model)

@@ -104,22 +104,10 @@ def canonical(
     if known.general is not None and model.convention == "hf" and n_params and not hparams.num_experts:
         known.general.setdefault("size_label", provenance.size_label(n_params))
     return Canonical(
-        model,
-        row,
-        hparams,
-        model.tokenizer,
-        known.info,
-        tensors,
-        dropped,
-        tuple(warnings),
-        known.general,
-        sidecar=kept,
-        files={t.name.removeprefix(FILES_PREFIX): CanonicalTensor(t.name, (t,)) for t in model.files},
-        extras=others,
-        part=part,
-        packs=packs,
-        tower=read_tower(model.metadata) if model.convention == "apr" else None,
-    )
+        model, row, hparams, model.tokenizer, known.info, tensors, dropped, tuple(warnings), known.general,
+        sidecar=kept, files={t.name.removeprefix(FILES_PREFIX): CanonicalTensor(t.name, (t,)) for t in model.files},
+        extras=others, part=part, packs=packs, tower=read_tower(model.metadata) if model.convention == "apr" else None,
+    )  # fmt: skip
 
 
 def _extra_names(model: Model, row: Architecture, h: Hyperparams) -> set[str]:
@@ -138,19 +126,11 @@ def _adapter(model: Model, base: Base | None, allow_unmapped: bool) -> Canonical
         raise
     known = provenance.read(model)
     return Canonical(
-        model,
-        None,
-        deepcopy(adapter.of.hparams if adapter.of is not None else model.hparams),
-        model.tokenizer,
-        known.info,
-        {},
-        warnings=(*model.warnings, *known.warnings),
-        general=known.general,
+        model, None, deepcopy(adapter.of.hparams if adapter.of is not None else model.hparams), model.tokenizer,
+        known.info, {}, warnings=(*model.warnings, *known.warnings), general=known.general,
         files={t.name.removeprefix(FILES_PREFIX): CanonicalTensor(t.name, (t,)) for t in model.files},
-        extras=adapter.tensors,
-        part=ADAPTER,
-        adapter=adapter,
-    )
+        extras=adapter.tensors, part=ADAPTER, adapter=adapter,
+    )  # fmt: skip
 
 
 def _class_of(model: Model) -> str | None:

@@ -49,18 +49,10 @@ class Bench(Common, LlamaMachine):
         """Runs the command; returns 1 if a gate was missed."""
         with progress_bar("measuring", _tokens) as progress:
             report = aprfmt.bench(
-                self.files,
-                prompt_tokens=self.prompt_tokens,
-                tokens=self.tokens,
-                runs=self.runs,
-                threads=self.threads,
-                gpu_layers=self.gpu_layers,
-                gates=self.gate or (),
-                output=self.output,
-                force=self.force,
-                progress=progress,
-                log=out.progress_line,
-            )
+                self.files, prompt_tokens=self.prompt_tokens, tokens=self.tokens, runs=self.runs, threads=self.threads,
+                gpu_layers=self.gpu_layers, gates=self.gate or (), output=self.output, force=self.force,
+                progress=progress, log=out.progress_line,
+            )  # fmt: skip
         out.result(*with_page(report.to_json(), _text(report), self.output))
         return 0 if report.passed else 1
 

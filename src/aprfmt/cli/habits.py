@@ -55,9 +55,8 @@ _PULLED = "every command also reads hf://org/repo itself"
 _TASKS = "apr eval computes perplexity on text; apr does not run task benchmarks"
 
 _EXTRACT: dict[str, Meaning] = {
-    **dict.fromkeys(("--model", "-m", "--finetuned", "--tuned", "--finetune", "--fine-tuned"), "TUNED"),
-    "--lora": "", **dict.fromkeys(("--base-model", "--base", "-b"), "BASE"),
-    "--out-path": "OUT", **RANK, "--cuda": "",
+    **dict.fromkeys(("--model", "-m", "--finetuned", "--tuned", "--finetune", "--fine-tuned"), "TUNED"), "--lora": "",
+    **dict.fromkeys(("--base-model", "--base", "-b"), "BASE"), "--out-path": "OUT", **RANK, "--cuda": "",
 }  # fmt: skip
 _EXTRACT_IN_EITHER_ORDER = Habit(
     "BASE TUNED OUT=adapter",
@@ -84,10 +83,8 @@ HABITS: dict[str, Habit] = {
         "[TEACHER] [MODEL] [DATA] [OUT] [STEPS]",
         "distill TEACHER --student=MODEL --data=DATA --output=OUT --steps=STEPS",
     ),
-    "push": Habit("[SRC] [REPO]", "push SRC REPO"),
-    "tensors": Habit("[MODEL] [NAME]", "tensors MODEL --filter=NAME"),
-    "tree": Habit("[MODEL] [NAME]", "tree MODEL --filter=NAME"),
-    "quantize --bits": Habit("MODEL", "convert MODEL"),
+    "push": Habit("[SRC] [REPO]", "push SRC REPO"), "tensors": Habit("[MODEL] [NAME]", "tensors MODEL --filter=NAME"),
+    "tree": Habit("[MODEL] [NAME]", "tree MODEL --filter=NAME"), "quantize --bits": Habit("MODEL", "convert MODEL"),
     "meta --set": Habit("FILE PAIR", "meta set FILE PAIR", options={"--set": "PAIR"}),
     "meta --key": Habit("FILE KEY", "meta get FILE KEY", options=_KEY),
     "meta --all": Habit("FILE", "meta list FILE", options={"--all": ""}),
@@ -98,15 +95,13 @@ HABITS: dict[str, Habit] = {
         "FILE TEMPLATE", "meta template set FILE TEMPLATE", options=dict.fromkeys(TEMPLATE, "TEMPLATE")
     ),
     "stamp --chat-template": Habit("FILE", "stamp FILE", options=TEMPLATE),
-    "merge-models": Habit("MODEL...", "merge MODEL...", options=MERGE_OPTIONS),
-    "resume": Habit("[RUN]", "resume RUN"),
+    "merge-models": Habit("MODEL...", "merge MODEL...", options=MERGE_OPTIONS), "resume": Habit("[RUN]", "resume RUN"),
     "vocab": Habit("[MODEL] [TEXT]", "vocab MODEL TEXT"),
     "merge-adapter": Habit("[MODEL] [ADAPTER...]", "merge-adapter MODEL ADAPTER..."),
     "report": Habit("[MODEL] [OUT]", "report MODEL --output=OUT"),
     "vocab encode": Habit("MODEL TEXT", "vocab MODEL TEXT"),
     "imatrix compute": Habit("MODEL DATA", "imatrix MODEL --data DATA", options=CALIBRATION),
-    "tensors list": Habit("MODEL [NAME]", "tensors MODEL --filter=NAME"),
-    "runs show": Habit("RUN", "report RUN"),
+    "tensors list": Habit("MODEL [NAME]", "tensors MODEL --filter=NAME"), "runs show": Habit("RUN", "report RUN"),
     "runs list": Habit("FOLDER=.", "runs FOLDER"),
     "pretrain --resume": Habit("RUN", "resume RUN", options={"--resume": "RUN"}, alone=True),
     "parity --data": Habit("BASE MODEL DATA", "eval MODEL --data DATA --against BASE", options=AGAINST),
@@ -119,8 +114,7 @@ HABITS: dict[str, Habit] = {
         "FILE OUT", "stamp FILE -o OUT", "it sets the template and keeps the format", options=TEMPLATE
     ),
     "stamp --name": Habit("[MODEL]", "stamp MODEL", options={"--name": set_key("general.name")}),
-    "doctor+1": Habit("FILE", "validate FILE"),
-    "validate+2": Habit("FILE SUMS", "validate FILE --sha256 SUMS"),
+    "doctor+1": Habit("FILE", "validate FILE"), "validate+2": Habit("FILE SUMS", "validate FILE --sha256 SUMS"),
     "verify+2": Habit("FILE SUMS", "validate FILE --sha256 SUMS"),
     "verify -c": Habit("SUMS FILE", "validate FILE --sha256 SUMS", options={"-c": "SUMS"}),
     **dict.fromkeys(
@@ -138,8 +132,7 @@ HABITS: dict[str, Habit] = {
         | dict.fromkeys(("--lora", "--adapter", "--adapter-path", "--peft-model", "--base-model"), "ADAPTER")
         | {"--base-model": "MODEL"},
     ),
-    "hex": Habit("[MODEL] [NAME]", "hex MODEL --tensor=NAME"),
-    "lint": Habit("[MODEL] [ID]", "lint MODEL --select=ID"),
+    "hex": Habit("[MODEL] [NAME]", "hex MODEL --tensor=NAME"), "lint": Habit("[MODEL] [ID]", "lint MODEL --select=ID"),
     "inspect --template": Habit("[MODEL]", "meta template MODEL", options={"--template": "", "--chat-template": ""}),
     "inspect --key": Habit("FILE KEY", "meta get FILE KEY", options={"--key": "KEY", "--field": "KEY"}),
     "inspect --keys": Habit("FILE", "meta list FILE", options={"--keys": "", "--kv": ""}),
@@ -282,8 +275,8 @@ HABITS: dict[str, Habit] = {
     "vllm bench": Habit("[KIND] MODEL", "bench MODEL", options=BENCH_OPTIONS),
     "vllm serve": Habit("MODEL OUT=<MODEL>-hf", "convert MODEL -o OUT --format hf", alone=True),
     "lm-eval": Habit(
-        "MODEL DATA", "eval MODEL --data DATA",
-        _TASKS, {"--model": named_model, "-m": named_model, "--model-args": pretrained_model, "-a": pretrained_model},
+        "MODEL DATA", "eval MODEL --data DATA", _TASKS,
+        {"--model": named_model, "-m": named_model, "--model-args": pretrained_model, "-a": pretrained_model},
         alone=True,
     ),
     "trl sft": Habit(
@@ -309,8 +302,7 @@ HABITS: dict[str, Habit] = {
         "FILE REPO", "diff FILE hf://REPO --values", options={"--hf": "REPO", "--threshold": "--tolerance"}
     ),
     "check": Habit("FILE", "validate FILE", options={"--no-gpu": ""}),
-    "qualify": Habit("FILE", "qa FILE", options={"--tier": "=", "--timeout": "="}),
-    "parity": Habit("FILE", "qa FILE"),
+    "qualify": Habit("FILE", "qa FILE", options={"--tier": "=", "--timeout": "="}), "parity": Habit("FILE", "qa FILE"),
     "flow": Habit("FILE", "tree FILE", options={"--component": "=", "--full": "--all"}),
     "check+2": Habit("FILE SUMS", "validate FILE --sha256 SUMS"),
     "checksum": Habit("FILE", "tensors FILE --hash", "it hashes each tensor; sha256sum FILE hashes the file"),
@@ -320,22 +312,18 @@ HABITS: dict[str, Habit] = {
     "compare --data": Habit("BASE MODEL DATA", "eval MODEL --data DATA --against BASE", options=AGAINST),
     "average": Habit("A...", "merge A... --method linear"),
     "plot": Habit("RUN OUT=<RUN>.html", "report RUN -o OUT", options={"--logdir": "RUN"}),
-    "status": Habit("RUN", "report RUN"),
-    "html": Habit("MODEL OUT=<MODEL>.html", "report MODEL -o OUT"),
+    "status": Habit("RUN", "report RUN"), "html": Habit("MODEL OUT=<MODEL>.html", "report MODEL -o OUT"),
     "rename": Habit(
         "FILE NAME", "meta set FILE general.name=NAME", "it changes the name in the metadata", options=_NAME
     ),
     "set-name": Habit("FILE NAME", "meta set FILE general.name=NAME", options=_NAME),
-    "explain": Habit("NAME", "architectures NAME", alone=True),
-    "manifest": Habit("FILE...", "tensors FILE... --hash"),
-    "rosetta inspect": Habit("FILE", "inspect FILE"),
-    "rosetta convert": Habit("FILE OUT", "convert FILE -o OUT"),
+    "explain": Habit("NAME", "architectures NAME", alone=True), "manifest": Habit("FILE...", "tensors FILE... --hash"),
+    "rosetta inspect": Habit("FILE", "inspect FILE"), "rosetta convert": Habit("FILE OUT", "convert FILE -o OUT"),
     "rosetta verify": Habit("FILE", "validate FILE --strict", options={"--intermediate": "=", "--tolerance": "="}),
     "rosetta diff-tensors": Habit(
         "A B", "diff A B --values", options=dict.fromkeys(("--mismatches-only", "--show-values"), "")
     ),
-    "rosetta fingerprint": Habit("FILE", "tensors FILE --hash --stats"),
-    "hexdump": Habit("FILE", "hex FILE --raw"),
+    "rosetta fingerprint": Habit("FILE", "tensors FILE --hash --stats"), "hexdump": Habit("FILE", "hex FILE --raw"),
     "upload": Habit("SRC REPO", "push SRC REPO", options=OPTIONS_OF["push"]),
     "split": Habit(
         "MODEL OUT=<MODEL>-split.gguf", "convert MODEL -o OUT", options={"--format": "--format", "--split": ""}
@@ -367,8 +355,7 @@ HABITS: dict[str, Habit] = {
         "CONFIG MODEL DATA OUT STEPS", "pretrain --init MODEL --data DATA -o OUT --steps STEPS",
         "apr has its own config format: --config FILE", alone=True,
     ),
-    "preprocess": Habit("DATA MODEL", "data DATA --model MODEL"),
-    "template": Habit("FILE", "meta template FILE"),
+    "preprocess": Habit("DATA MODEL", "data DATA --model MODEL"), "template": Habit("FILE", "meta template FILE"),
     "template render": Habit("FILE [CHAT]", "meta template render FILE CHAT", options=MESSAGES),
     "template set": Habit("FILE TEMPLATE", "meta template set FILE TEMPLATE"),
     "template+2": Habit("FILE CHAT", "meta template render FILE CHAT"),
@@ -382,7 +369,6 @@ HABITS: dict[str, Habit] = {
     "metadata --key": Habit("FILE KEY", "meta get FILE KEY", options={"--key": "KEY"}),
     "metadata --set": Habit("FILE PAIR", "meta set FILE PAIR", options={"--set": "PAIR"}),
     "gguf-set-metadata --name": Habit("FILE NAME", "meta set FILE general.name=NAME", options={"--name": "NAME"}),
-    "get-metadata": Habit("FILE KEY", "meta get FILE KEY"),
-    "env": Habit("", "doctor"),
+    "get-metadata": Habit("FILE KEY", "meta get FILE KEY"), "env": Habit("", "doctor"),
     "list-tensors": Habit("FILE", "tensors FILE"),
 }  # fmt: skip

@@ -75,20 +75,10 @@ def command(
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # of huggingface_hub, which is not loaded yet
     with progress_bar("checksums") as progress:
         report = push(
-            source,
-            repo,
-            revision=revision,
-            message=message,
-            private=private,
-            create=create,
-            license=license,
-            no_license=no_license,
-            follow_links=follow_links,
-            card=card,
-            plan=plan,
-            progress=progress,
+            source, repo, revision=revision, message=message, private=private, create=create, license=license,
+            no_license=no_license, follow_links=follow_links, card=card, plan=plan, progress=progress,
             log=out.progress_line,
-        )
+        )  # fmt: skip
     for warning in report.warnings:
         out.warning(warning)
     out.result(report.to_json(), _lines(report))
@@ -99,16 +89,9 @@ def _push_oci(
 ) -> None:
     with progress_bar("uploading") as progress:
         report = aprfmt.push_oci(
-            source,
-            target,
-            layout=layout,
-            license=license,
-            no_license=no_license,
-            follow_links=follow_links,
-            plan=plan,
-            progress=progress,
-            log=out.progress_line,
-        )
+            source, target, layout=layout, license=license, no_license=no_license, follow_links=follow_links, plan=plan,
+            progress=progress, log=out.progress_line,
+        )  # fmt: skip
     for warning in report.warnings:
         out.warning(warning)
     name = out.style(printable(report.target), "bold")

@@ -51,15 +51,9 @@ def qa(
     """
     with progress_bar("checking"), ci_reports("qa", file, junit, sarif) as write:
         report = aprfmt.qa(
-            file,
-            against=against,
-            allow_skip=allow_skip or (),
-            threads=threads,
-            output=output,
-            force=force,
-            log=out.progress_line,
-            on_gate=_tell,
-        )
+            file, against=against, allow_skip=allow_skip or (), threads=threads, output=output, force=force,
+            log=out.progress_line, on_gate=_tell,
+        )  # fmt: skip
         if junit or sarif:
             write(report.cases())
     out.result(*with_page(report.to_json(), _verdict(report), output))

@@ -102,19 +102,10 @@ def sign(
     """
     with progress_bar("hashing") as progress:
         report = aprfmt.sign(
-            file,
-            key=key,
-            passphrase=_of_key(key, passphrase_file),
-            certificate=certificate,
-            chain=chain or (),
-            sigstore=sigstore,
-            identity_token=identity_token,
-            output=output,
-            hash=hash,
-            follow_links=follow_links,
-            force=force,
-            progress=progress,
-        )
+            file, key=key, passphrase=_of_key(key, passphrase_file), certificate=certificate, chain=chain or (),
+            sigstore=sigstore, identity_token=identity_token, output=output, hash=hash, follow_links=follow_links,
+            force=force, progress=progress,
+        )  # fmt: skip
     out.result(report.to_json(), _lines("signed", report))
 
 

@@ -79,26 +79,12 @@ class TeacherCommand(Common, LlamaMachine):
         """Runs the command."""
         with progress_bar("computing", tokens) as progress:
             found = aprfmt.teacher(
-                self.file,
-                self.data,
-                self.output,
-                top_k=self.top_k,
-                temperature=self.temperature or (),
-                student=self.student,
-                seq_len=self.seq_len,
-                held_out=self.held_out,
-                text_field=self.text_field,
-                strict=self.strict,
-                engine=self.engine,
-                device=self.device,
-                threads=self.threads,
-                gpu_layers=self.gpu_layers,
-                from_vllm=self.from_vllm,
-                prompts=self.prompts,
-                plan=self.plan,
-                progress=progress,
-                log=out.progress_line,
-            )
+                self.file, self.data, self.output, top_k=self.top_k, temperature=self.temperature or (),
+                student=self.student, seq_len=self.seq_len, held_out=self.held_out, text_field=self.text_field,
+                strict=self.strict, engine=self.engine, device=self.device, threads=self.threads,
+                gpu_layers=self.gpu_layers, from_vllm=self.from_vllm, prompts=self.prompts, plan=self.plan,
+                progress=progress, log=out.progress_line,
+            )  # fmt: skip
         out.result(found.to_json(), _text(found, plan=self.plan))
 
 

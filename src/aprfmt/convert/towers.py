@@ -82,17 +82,10 @@ def tower_model(c: Canonical) -> Canonical:
         sizes = (n_elements(tensors[name].shape) for name in both)
         general = {**general, "size_label": provenance.size_label(sum(sizes))}
     return replace(
-        c,
-        arch=row,
-        hparams=h,
-        tokenizer=None,
-        tensors=tensors,
-        extras={name: t for name, t in c.extras.items() if not part.has(name)},
-        general=general,
-        sidecar=None,
-        files={},
+        c, arch=row, hparams=h, tokenizer=None, tensors=tensors,
+        extras={name: t for name, t in c.extras.items() if not part.has(name)}, general=general, sidecar=None, files={},
         tower=part,
-    )
+    )  # fmt: skip
 
 
 def has_tower(c: Canonical) -> bool:

@@ -73,10 +73,9 @@ _SIGNATURE_BLOCK = SIGNATURE_BYTES + PUBLIC_KEY_BYTES
 
 MODEL_TYPES = {
     0x01: "LinearRegression", 0x02: "LogisticRegression", 0x03: "DecisionTree", 0x04: "RandomForest",
-    0x05: "GradientBoosting", 0x06: "KMeans", 0x07: "Pca", 0x08: "NaiveBayes",
-    0x09: "Knn", 0x0A: "Svm", 0x10: "NgramLm", 0x11: "Tfidf",
-    0x12: "CountVectorizer", 0x20: "NeuralSequential", 0x21: "NeuralCustom", 0x30: "ContentRecommender",
-    0x40: "MixtureOfExperts", 0xFF: "Custom",
+    0x05: "GradientBoosting", 0x06: "KMeans", 0x07: "Pca", 0x08: "NaiveBayes", 0x09: "Knn", 0x0A: "Svm",
+    0x10: "NgramLm", 0x11: "Tfidf", 0x12: "CountVectorizer", 0x20: "NeuralSequential", 0x21: "NeuralCustom",
+    0x30: "ContentRecommender", 0x40: "MixtureOfExperts", 0xFF: "Custom",
 }  # fmt: skip
 ENCRYPTED, SIGNED, LICENSED = 0x01, 0x02, 0x08
 FLAGS = {
@@ -412,16 +411,8 @@ def open_model(path: Path) -> Model:
     header = {key: value for key, value in file.header.items() if key != "magic"}
     model_type = MODEL_TYPES[header["model_type"]]
     return Model(
-        path=path,
-        format="apr-v1",
-        convention="apr",
-        label="APR v1",
-        version=f"{header['major']}.{header['minor']}",
-        sources=[source],
-        tensors=tensors,
-        load_metadata=lambda: {**header, "model_type": model_type, **file.metadata},
+        path=path, format="apr-v1", convention="apr", label="APR v1", version=f"{header['major']}.{header['minor']}",
+        sources=[source], tensors=tensors, load_metadata=lambda: {**header, "model_type": model_type, **file.metadata},
         checksum=lambda: {"header": "none", "footer": "ok"},
-        flags={name: bool(header["flags"] & bit) for name, bit in FLAGS.items()},
-        warnings=file.warnings,
-        native=file,
-    )
+        flags={name: bool(header["flags"] & bit) for name, bit in FLAGS.items()}, warnings=file.warnings, native=file,
+    )  # fmt: skip

@@ -29,8 +29,8 @@ MODULE_FOLDERS = ("[0-9]_*", "speech_tokenizer", "audio_tokenizer")
 
 KEPT_FILES = (
     "*.json", "*.jinja", f"{TEMPLATE_FOLDER}/*.jinja", "*.model", "*.tiktoken", "chat_template*", "*.md", "*.txt",
-    "*.py", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "tokenizer*", "vocab*", "merges*",
-    ".gitattributes", *(f"{folder}/config.json" for folder in MODULE_FOLDERS),
+    "*.py", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "tokenizer*", "vocab*", "merges*", ".gitattributes",
+    *(f"{folder}/config.json" for folder in MODULE_FOLDERS),
 )  # fmt: skip
 """Name patterns of a model's files other than weights."""
 

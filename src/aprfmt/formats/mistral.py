@@ -18,25 +18,23 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias|qscale_weight|qscale_act
 _ENDINGS = {"qscale_weight": "weight_scale", "qscale_act": "input_scale"}
 _EXPERT = re.compile(r"(?:feed_forward\.)?experts\.(\d+)\.(w[123])")
 _IN_LAYER = {
-    "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "attention.wv": "self_attn.v_proj", "attention.wo": "self_attn.o_proj",
-    "attention.wq_a": "self_attn.q_a_proj", "attention.q_a_norm": "self_attn.q_a_layernorm",
-    "attention.wq_b": "self_attn.q_b_proj", "attention.wkv_a_with_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attention.kv_a_norm": "self_attn.kv_a_layernorm", "attention.wkv_b": "self_attn.kv_b_proj",
-    "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
-    "feed_forward.w3": "mlp.up_proj", "feed_forward.gate": "block_sparse_moe.gate",
-    "gate": "mlp.gate", "shared_experts.w1": "mlp.shared_experts.gate_proj",
-    "shared_experts.w2": "mlp.shared_experts.down_proj", "shared_experts.w3": "mlp.shared_experts.up_proj",
+    "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj", "attention.wq_a": "self_attn.q_a_proj",
+    "attention.q_a_norm": "self_attn.q_a_layernorm", "attention.wq_b": "self_attn.q_b_proj",
+    "attention.wkv_a_with_mqa": "self_attn.kv_a_proj_with_mqa", "attention.kv_a_norm": "self_attn.kv_a_layernorm",
+    "attention.wkv_b": "self_attn.kv_b_proj", "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj", "feed_forward.gate": "block_sparse_moe.gate", "gate": "mlp.gate",
+    "shared_experts.w1": "mlp.shared_experts.gate_proj", "shared_experts.w2": "mlp.shared_experts.down_proj",
+    "shared_experts.w3": "mlp.shared_experts.up_proj",
 }  # fmt: skip
 _AS_IN_GGUF = {"attention.wq": "attn_q", "attention.wk": "attn_k"}
 _PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 _KEYS = {
-    "dim": "hidden_size", "n_layers": "num_hidden_layers",
-    "n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim", "hidden_dim": "intermediate_size", "norm_eps": "rms_norm_eps", "vocab_size": "vocab_size",
-    "rope_theta": "rope_theta", "sliding_window": "sliding_window",
-    "q_lora_rank": "q_lora_rank", "kv_lora_rank": "kv_lora_rank",
+    "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads", "head_dim": "head_dim", "hidden_dim": "intermediate_size",
+    "norm_eps": "rms_norm_eps", "vocab_size": "vocab_size", "rope_theta": "rope_theta",
+    "sliding_window": "sliding_window", "q_lora_rank": "q_lora_rank", "kv_lora_rank": "kv_lora_rank",
     "qk_rope_head_dim": "qk_rope_head_dim", "qk_nope_head_dim": "qk_nope_head_dim", "v_head_dim": "v_head_dim",
 }  # fmt: skip
 _MOE_KEYS = {

@@ -242,28 +242,14 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
         warnings += provenance.read(model).warnings
         warnings += _package_warnings(model)
     return Inspection(
-        file=str(model.path),
-        format=model.label,
-        version=model.version,
-        size_bytes=model.size_bytes,
-        tensor_count=len(entries),
-        param_count=packed.param_count,
-        checksum=checksum,
-        flags=dict(model.flags),
-        architecture=model.hparams.architecture or (stated if isinstance(stated, str) else None),
-        metadata=metadata,
-        dtypes=dict(totals),
-        quantized=[*packed.quantized, *lattice_weights(model)],
-        carried=carried(model),
-        head=head_info(model),
-        tokenizer=tokenizer,
-        compat=compatibility(model, metadata),
-        warnings=warnings,
-        signature=model.signature,
-        adapter=_adapter_info(model),
-        towers=_tower_info(model),
+        file=str(model.path), format=model.label, version=model.version, size_bytes=model.size_bytes,
+        tensor_count=len(entries), param_count=packed.param_count, checksum=checksum, flags=dict(model.flags),
+        architecture=model.hparams.architecture or (stated if isinstance(stated, str) else None), metadata=metadata,
+        dtypes=dict(totals), quantized=[*packed.quantized, *lattice_weights(model)], carried=carried(model),
+        head=head_info(model), tokenizer=tokenizer, compat=compatibility(model, metadata), warnings=warnings,
+        signature=model.signature, adapter=_adapter_info(model), towers=_tower_info(model),
         quality=quality_of(model, metadata, checksum, tokenizer) if quality else None,
-    )
+    )  # fmt: skip
 
 
 def _tower_info(model: Model) -> TowerInfo | None:

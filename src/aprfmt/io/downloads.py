@@ -203,17 +203,8 @@ def _error_in(raw: bytes) -> str:
 
 def _hint_for(said: str) -> str:
     denied = (
-        "restricted",
-        "gated",
-        "401",
-        "403",
-        "unauthorized",
-        "forbidden",
-        "access",
-        "sign in",
-        "log in",
-        "password",
-    )
+        "restricted", "gated", "401", "403", "unauthorized", "forbidden", "access", "sign in", "log in", "password",
+    )  # fmt: skip
     if any(word in said.lower() for word in denied):
         return f"accept the model's terms on the hub and run hf auth login, then {_AGAIN}"
     return _AGAIN

@@ -172,19 +172,10 @@ class Llama:
                 raise UsageError(f"{what} must be a number from 0 to {most}, not {value!r:.40}")
         self._name = os.fspath(name if name is not None else path)
         self._request = LoadRequest(
-            os.path.abspath(path),
-            n_ctx,
-            pooling,
-            extra_buffers=True,
-            n_threads=n_threads,
-            gpu_layers=gpu_layers,
-            adapters=[(os.path.abspath(path), scale) for path, scale in adapters],
-            importance=importance,
-            tower=os.path.abspath(tower) if tower is not None else None,
-            watched=watched,
-            exact=exact,
-            n_seq=n_seq,
-        )
+            os.path.abspath(path), n_ctx, pooling, extra_buffers=True, n_threads=n_threads, gpu_layers=gpu_layers,
+            adapters=[(os.path.abspath(path), scale) for path, scale in adapters], importance=importance,
+            tower=os.path.abspath(tower) if tower is not None else None, watched=watched, exact=exact, n_seq=n_seq,
+        )  # fmt: skip
         self._entries = in_use([self._request.path, *(path for path, _ in self._request.adapters), tower or path])
         self._engines = engines
         self._seconds = time_limit(n_bytes or os.path.getsize(path))

@@ -147,19 +147,11 @@ def push(
     text = renewed(old, models, sums, info, general, there.names)
     files = [PushedFile(name, before[name].size, sums.get(name)) for name in paths]
     report = PushReport(
-        source=os.fspath(source),
-        repo=wanted.repo,
-        revision=wanted.revision,
-        created=not there.exists and unknown is None,
-        private=private,
-        license=known,
-        card="made" if old is None else "unchanged" if text == there.card else "renewed",
-        files=files,
-        models=models,
-        card_text=text.decode(),
-        plan=plan,
-        warnings=warnings,
-    )
+        source=os.fspath(source), repo=wanted.repo, revision=wanted.revision,
+        created=not there.exists and unknown is None, private=private, license=known,
+        card="made" if old is None else "unchanged" if text == there.card else "renewed", files=files, models=models,
+        card_text=text.decode(), plan=plan, warnings=warnings,
+    )  # fmt: skip
     if not plan:
         if not follow_links and is_folder(source):
             check_links(source, paths.values())  # again: a link may have come since

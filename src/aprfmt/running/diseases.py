@@ -35,8 +35,8 @@ DISEASES = {
     for row in (
         Disease("rope-base", ("header",), "a different `rope.freq_base`", "wrong RoPE base frequency", _SET),
         Disease(
-            "rope-scaling", ("header",),
-            "a different `rope.scaling.*` or `rope.dimension_*`", "wrong RoPE scaling", _SET,
+            "rope-scaling", ("header",), "a different `rope.scaling.*` or `rope.dimension_*`", "wrong RoPE scaling",
+            _SET,
         ),
         Disease("norm-epsilon", ("header",), "a different `*_epsilon`", "wrong epsilon of the norms", _SET),
         Disease("hyperparameter", ("header",), "a different hyper-parameter key", "wrong hyper-parameter", _SET),
@@ -45,8 +45,7 @@ DISEASES = {
         Disease("bos", ("header", "bos"), "a different `add_bos_token` or `bos_token_id`", "wrong BOS token", _SET),
         Disease("special-token", ("header",), "a different special token id", "wrong special token", _SET),
         Disease(
-            "missing-bos", ("bos",),
-            "without BOS, the loss on text is 0.5 nats per token higher",
+            "missing-bos", ("bos",), "without BOS, the loss on text is 0.5 nats per token higher",
             "the tokenizer adds no BOS token, and the model was trained with one",
             "apr stamp {file} --in-place --set tokenizer.ggml.add_bos_token=true", needs_original=False,
         ),
@@ -58,8 +57,7 @@ DISEASES = {
         Disease("nan", ("weights", "tensors"), "NaN or infinity", "weights are NaN or infinite", needs_original=False),
         Disease("zeros", ("weights", "tensors"), "a tensor of zeros", "weights are all zeros", needs_original=False),
         Disease(
-            "tied-head", ("tensors",),
-            "`output.weight` is missing, or present but not equal to the embedding",
+            "tied-head", ("tensors",), "`output.weight` is missing, or present but not equal to the embedding",
             "the output head was tied to the token embedding, or untied from it, by mistake",
         ),
         Disease(
@@ -72,8 +70,8 @@ DISEASES = {
         ),
         Disease("experts", ("tensors",), "the original's experts in a different order", "experts are swapped"),
         Disease(
-            "adapter-scale", ("tensors",),
-            "matrices differ by a low-rank matrix", "an adapter was merged with a wrong scale, twice or not at all",
+            "adapter-scale", ("tensors",), "matrices differ by a low-rank matrix",
+            "an adapter was merged with a wrong scale, twice or not at all",
             "apr merge-adapter BASE ADAPTER -o FIXED.gguf",
         ),
         Disease("values", ("tensors",), "different values, shapes or names", "weights differ from the original"),
@@ -98,9 +96,8 @@ KEYS = tuple(
 """Pattern of a GGUF key, in which ARCH is the architecture -> disease of a model whose value differs."""
 
 DEFAULTS: dict[str, object] = {
-    "ARCH.rope.freq_base": 10000.0, "ARCH.rope.scaling.type": "none",
-    "ARCH.rope.scaling.factor": 1.0, "ARCH.attention.sliding_window": 0,
-    "ARCH.attn_logit_softcapping": 0.0, "ARCH.final_logit_softcapping": 0.0,
+    "ARCH.rope.freq_base": 10000.0, "ARCH.rope.scaling.type": "none", "ARCH.rope.scaling.factor": 1.0,
+    "ARCH.attention.sliding_window": 0, "ARCH.attn_logit_softcapping": 0.0, "ARCH.final_logit_softcapping": 0.0,
     "ARCH.embedding_scale": 1.0, "ARCH.residual_scale": 1.0, "ARCH.logit_scale": 1.0, "ARCH.attention.causal": True,
     "tokenizer.chat_template": "",
 }  # fmt: skip

@@ -329,18 +329,11 @@ class Runner:
             prompt, max_tokens, sampling=sampling, stop=stop, media=media, reuse=reuse, on_text=on_text
         )
         return RunResult(
-            model=self.path,
-            engine=self.llama.engine,
-            text=made.text,
-            tokens=made.ids,
-            ended=made.ended,
-            prompt=text,
-            prompt_tokens=made.prompt_tokens,
-            load_seconds=self.llama.facts.load_seconds,
-            prompt_seconds=made.prompt_seconds,
-            seconds=made.seconds,
+            model=self.path, engine=self.llama.engine, text=made.text, tokens=made.ids, ended=made.ended, prompt=text,
+            prompt_tokens=made.prompt_tokens, load_seconds=self.llama.facts.load_seconds,
+            prompt_seconds=made.prompt_seconds, seconds=made.seconds,
             exported=self._prepared.path if self._prepared.report is not None else None,
-        )
+        )  # fmt: skip
 
     def __enter__(self) -> Runner:
         return self

@@ -143,17 +143,9 @@ def _look(gate: Gate, x: ModelUnderTest, before: dict[str, GateResult], allow_sk
         except RunError as error:  # llama.cpp failed where the gate did not expect it
             finding, status = GateFinding(False, error.message), "fail"
     return GateResult(
-        gate.id,
-        status,
-        required,
-        gate.shows,
-        finding.message,
-        finding.value,
-        finding.threshold,
-        time.monotonic() - started,
-        finding.disease,
-        _hint(gate, finding, x) if status == "fail" else None,
-    )
+        gate.id, status, required, gate.shows, finding.message, finding.value, finding.threshold,
+        time.monotonic() - started, finding.disease, _hint(gate, finding, x) if status == "fail" else None,
+    )  # fmt: skip
 
 
 def _hint(gate: Gate, finding: GateFinding, x: ModelUnderTest) -> str:

@@ -37,10 +37,9 @@ from aprfmt.types import Json
 
 TOKENIZER_FILES = frozenset(
     {
-        "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-        "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model",
-        "spiece.model", "sentencepiece.bpe.model", "tekken.json", "tiktoken.model",
-        "chat_template.jinja", "chat_template.json",
+        "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+        "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json",
+        "tiktoken.model", "chat_template.jinja", "chat_template.json",
     }
 )  # fmt: skip
 """Files of a folder that belong to its tokenizer, besides those that is_tokenizer_file recognizes."""
