@@ -572,14 +572,10 @@ def to_apr(h: Hyperparams) -> dict[str, object]:
     """APR metadata: typed fields, `tied_embeddings`, the rest under `aprfmt.hparams`; no nulls."""
     extra = {key: getattr(h, key) for key in TOKEN_IDS if getattr(h, key) is not None} | h.extra
     out = {
-        "architecture": h.hf_model_type or h.architecture,
-        "hf_architecture": h.hf_architecture,
-        "hf_model_type": h.hf_model_type,
-        "rope_type": h.rope_type,
-        **{f.name: getattr(h, f.name) for f in FIELDS},
-        "tied_embeddings": h.tied,
-        EXTRA_KEY: extra or None,
-    }
+        "architecture": h.hf_model_type or h.architecture, "hf_architecture": h.hf_architecture,
+        "hf_model_type": h.hf_model_type, "rope_type": h.rope_type, **{f.name: getattr(h, f.name) for f in FIELDS},
+        "tied_embeddings": h.tied, EXTRA_KEY: extra or None,
+    }  # fmt: skip
     return {key: value for key, value in out.items() if value is not None}
 
 

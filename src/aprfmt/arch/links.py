@@ -166,22 +166,13 @@ class RowMapping:
         if not isinstance(body, Mapping):
             raise TypeError("a row mapping must be an object")
         mapping = cls(
-            _read_shapes(body["before"]),
-            _read_shapes(body["after"]),
-            _read_orders(body.get("orders", [])),
-            _read_orders(body.get("columns", [])),
-            body.get("transposed") is True,
-            tuple(flag is True for flag in _list(body.get("after_transposed", []))),
-            str(body.get("value", "")),
-            str(body.get("pack", "")),
-            body.get("flat") is True,
-            _size(body.get("skip", 0)),
-            _read_scales(body.get("scales", [])),
-            _size(body.get("cut", 0)),
-            _size(body.get("lead", 0)),
-            _size(body.get("trail", 0)),
-            body.get("repeats") is True,
-        )
+            _read_shapes(body["before"]), _read_shapes(body["after"]), _read_orders(body.get("orders", [])),
+            _read_orders(body.get("columns", [])), body.get("transposed") is True,
+            tuple(flag is True for flag in _list(body.get("after_transposed", []))), str(body.get("value", "")),
+            str(body.get("pack", "")), body.get("flat") is True, _size(body.get("skip", 0)),
+            _read_scales(body.get("scales", [])), _size(body.get("cut", 0)), _size(body.get("lead", 0)),
+            _size(body.get("trail", 0)), body.get("repeats") is True,
+        )  # fmt: skip
         check_value_map(mapping.value)
         if mapping.pack not in ("", *PACKS):
             raise ValueError("unknown packing")
@@ -289,17 +280,10 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
 
     before, after = _both_sides(row, hf, gguf, sizes, shapes)
     mapping = RowMapping(
-        before,
-        after,
-        orders(row.order),
-        orders(row.columns),
-        row.transposed,
-        row.gguf_transposed * (len(gguf) // len(row.gguf)),
-        value(),
-        row.pack,
-        row.flat,
+        before, after, orders(row.order), orders(row.columns), row.transposed,
+        row.gguf_transposed * (len(gguf) // len(row.gguf)), value(), row.pack, row.flat,
         size(row.skip) if row.skip else 0,
-    )
+    )  # fmt: skip
     if row.cut:
         mapping = replace(mapping, cut=size(row.cut))
     if row.lead or row.trail:

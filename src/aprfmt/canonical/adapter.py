@@ -210,15 +210,9 @@ def _from_apr(model: Model, base: Base | None) -> Adapter:
         scales[weight] = float(value)
     name, config = more.get("base"), more.get("config")
     return Adapter(
-        _pairs(model, factors, scales),
-        whole,
-        rank,
-        float(alpha),
-        name if isinstance(name, str) else None,
-        dict(config) if isinstance(config, Mapping) else {},
-        base or _own_base(model),
-        _read_blocks(more.get("blocks")),
-    )
+        _pairs(model, factors, scales), whole, rank, float(alpha), name if isinstance(name, str) else None,
+        dict(config) if isinstance(config, Mapping) else {}, base or _own_base(model), _read_blocks(more.get("blocks")),
+    )  # fmt: skip
 
 
 def _own_base(model: Model) -> Base | None:

@@ -144,14 +144,9 @@ def select_layers(models: Sequence[Canonical], layers: Sequence[SourceLayer]) ->
     _check_roles(stack, hparams)
     tensors, extras = _tensors(stack)
     return replace(
-        first,
-        hparams=hparams,
-        tensors=tensors,
-        extras=extras,
-        is_whole=False,
-        sidecar=None,
+        first, hparams=hparams, tensors=tensors, extras=extras, is_whole=False, sidecar=None,
         layers=tuple(layer if model == 0 else None for model, layer in layers),
-    )
+    )  # fmt: skip
 
 
 # --- what can be asked for ---

@@ -162,10 +162,6 @@ def _compare_text(files: DemoFiles) -> str:
 
 
 _STEPS: dict[str, Callable[[DemoFiles], str]] = {
-    "import": _import,
-    "inspect": _inspect,
-    "validate": _validate,
-    "export": _export,
-    "compare": _compare_bytes,
+    "import": _import, "inspect": _inspect, "validate": _validate, "export": _export, "compare": _compare_bytes,
     "generate": _compare_text,
-}
+}  # fmt: skip

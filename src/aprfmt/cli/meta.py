@@ -239,13 +239,9 @@ def _template(
         messages, variables = _conversation(chat) if chat else (_GREETING, {})
         reply = messages[-1:] == [] or messages[-1].get("role") != "assistant"
         text = aprfmt.render_chat(
-            file,
-            messages,
-            template=None if template is None else _text_of(template),
-            name=name,
-            add_generation_prompt=bool(variables.pop("add_generation_prompt", reply)),
-            **variables,
-        )
+            file, messages, template=None if template is None else _text_of(template), name=name,
+            add_generation_prompt=bool(variables.pop("add_generation_prompt", reply)), **variables,
+        )  # fmt: skip
         _print({"file": file, "text": text}, text + ("\n" if out.data_stream.isatty() else ""))
     else:
         _show(words[0], name, output, force=how["force"])

@@ -182,27 +182,17 @@ class RunCommand(Common, LlamaMachine):
             )
         media = [*(self.image or ()), *(self.audio or ())]
         loading = Loading(
-            ctx=self.ctx,
-            threads=self.threads,
-            gpu_layers=self.gpu_layers,
-            lora=[one if isinstance(one, tuple) else (one, 1.0) for one in self.adapters()],
-            mmproj=self.mmproj,
-            media=bool(media),
-            template=self.template,
-            dtype=self.dtype,
-        )
+            ctx=self.ctx, threads=self.threads, gpu_layers=self.gpu_layers,
+            lora=[one if isinstance(one, tuple) else (one, 1.0) for one in self.adapters()], mmproj=self.mmproj,
+            media=bool(media), template=self.template, dtype=self.dtype,
+        )  # fmt: skip
         sampling = sampling_of(
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=self.seed
         )
         chat(
-            self.file,
-            loading,
-            media=media,
-            sampling=sampling,
-            system=self.system,
-            max_tokens=self.max_tokens,
+            self.file, loading, media=media, sampling=sampling, system=self.system, max_tokens=self.max_tokens,
             stop=self.stop or (),
-        )
+        )  # fmt: skip
 
     def _embed(self, texts: list[str]) -> None:
         for field in fields(self):

@@ -32,14 +32,10 @@ if TYPE_CHECKING:
 
 _PAUSE_S = 2.0
 _SECTIONS = {
-    "teacher": "Models and data",
-    "kd_weight": "Loss",
-    "lr": "Optimizer",
-    "steps": "Steps, batches and evaluation data",
-    "vocab_policy": "Teacher, memory and devices",
-    "save_every": "Checkpoints, evaluation and logging",
+    "teacher": "Models and data", "kd_weight": "Loss", "lr": "Optimizer", "steps": "Steps, batches and evaluation data",
+    "vocab_policy": "Teacher, memory and devices", "save_every": "Checkpoints, evaluation and logging",
     "resume": "Resuming and safety checks",
-}
+}  # fmt: skip
 """Sections of --help by the first option of each, in the order of the schema."""
 
 

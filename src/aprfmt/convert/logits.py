@@ -273,23 +273,15 @@ class SourceLogits:
                 hint=f"write it without =logits, then: apr qa {os.fspath(name)} --against {self.path}",
             )
         return LogitsComparison(
-            what=what,
-            tokens=len(self.ids),
-            engine=found.engine,
-            source_engine=self.logits.engine,
-            relative_error=error,
-            limit=limit,
-        )
+            what=what, tokens=len(self.ids), engine=found.engine, source_engine=self.logits.engine,
+            relative_error=error, limit=limit,
+        )  # fmt: skip
 
 
 WORDS = {
-    "causal": "logits",
-    "seq2seq": "decoder logits",
-    "encoder": "embeddings",
-    "states": "embeddings",
-    "rank": "scores",
+    "causal": "logits", "seq2seq": "decoder logits", "encoder": "embeddings", "states": "embeddings", "rank": "scores",
     "rank_decoder": "scores",
-}
+}  # fmt: skip
 
 
 def matrix_dtypes(model: Model) -> frozenset[str]:

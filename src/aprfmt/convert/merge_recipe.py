@@ -177,16 +177,10 @@ def _rule(method: str, found: Mapping[str, object], base: int | None, seed: int,
         raise UsageError(f"the weights of {name} add up to 0", hint="change the weights, or set normalize: false")
     scales = several("scale")
     return MergeRule(
-        method=method,
-        base=base,
-        weights=weights,
-        densities=several("density") or (1.0,) * n,
-        t=one("t", 0.5),
-        normalize=bool(found.get("normalize", False)),
-        rescale=str(found.get("rescale", NONE)),
-        factor=scales[0] if scales else one("lambda", 1.0),
-        seed=seed,
-    )
+        method=method, base=base, weights=weights, densities=several("density") or (1.0,) * n, t=one("t", 0.5),
+        normalize=bool(found.get("normalize", False)), rescale=str(found.get("rescale", NONE)),
+        factor=scales[0] if scales else one("lambda", 1.0), seed=seed,
+    )  # fmt: skip
 
 
 # --- values of parameters ---

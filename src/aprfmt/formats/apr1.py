@@ -79,14 +79,9 @@ MODEL_TYPES = {
 }  # fmt: skip
 ENCRYPTED, SIGNED, LICENSED = 0x01, 0x02, 0x08
 FLAGS = {
-    "encrypted": ENCRYPTED,
-    "signed": SIGNED,
-    "streaming": 0x04,
-    "licensed": LICENSED,
-    "trueno_native": 0x10,
-    "quantized": 0x20,
-    "has_model_card": 0x40,
-}
+    "encrypted": ENCRYPTED, "signed": SIGNED, "streaming": 0x04, "licensed": LICENSED, "trueno_native": 0x10,
+    "quantized": 0x20, "has_model_card": 0x40,
+}  # fmt: skip
 COMPRESSIONS = {0: "none", 1: "zstd-3", 2: "zstd-19", 3: "lz4"}
 _PACK: dict[int, Callable[[Buffer], bytes]] = {
     0: bytes,

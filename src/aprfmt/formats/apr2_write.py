@@ -143,13 +143,9 @@ def layout_from_model(model: Model, metadata: bytes | None = None, flags: int | 
         flags &= ~_COMPRESSED
     entries = [_stored_entry(native, i, tensor) for i, tensor in enumerate(native.index.tensors)]
     return _assemble(
-        stored if metadata is None else metadata,
-        entries,
-        range(len(entries)),
-        native.index.blob_order(),
-        flags=flags,
+        stored if metadata is None else metadata, entries, range(len(entries)), native.index.blob_order(), flags=flags,
         version=header.version,
-    )
+    )  # fmt: skip
 
 
 def rewrite(
@@ -239,15 +235,9 @@ def _index_entry(entry: _Entry, offset: int) -> bytes:
     name = entry.name[:MAX_WRITTEN_NAME_BYTES]
     dims = entry.shape[:MAX_NDIM]
     return struct.pack(
-        f"<H{len(name)}sBB{len(dims) + 2}Q",
-        len(name),
-        name,
-        entry.dtype_id,
-        len(dims),
-        *dims,
-        offset,
+        f"<H{len(name)}sBB{len(dims) + 2}Q", len(name), name, entry.dtype_id, len(dims), *dims, offset,
         entry.blob.n_bytes,
-    )
+    )  # fmt: skip
 
 
 def save_file(

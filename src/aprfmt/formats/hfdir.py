@@ -173,17 +173,12 @@ def open_model(path: Path) -> Model:
             alone=alone,
         )
         model = Model(
-            path=path,
-            format="hf",
-            label=_label(native),
-            sources=[shard.source for shard in shards.values()],
+            path=path, format="hf", label=_label(native), sources=[shard.source for shard in shards.values()],
             tensors=[tensor for shard in shards.values() for tensor in shard.tensors],
             load_metadata=lambda: config_of(native) or {},
             load_tokenizer=lambda _: load_tokenizer(folder, config_of(native)),
-            load_hparams=lambda _: _load_hparams(native),
-            warnings=warnings + more,
-            native=native,
-        )
+            load_hparams=lambda _: _load_hparams(native), warnings=warnings + more, native=native,
+        )  # fmt: skip
         stack.pop_all()
     return model
 

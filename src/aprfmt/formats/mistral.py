@@ -38,15 +38,11 @@ _KEYS = {
     "qk_rope_head_dim": "qk_rope_head_dim", "qk_nope_head_dim": "qk_nope_head_dim", "v_head_dim": "v_head_dim",
 }  # fmt: skip
 _MOE_KEYS = {
-    "num_experts": "n_routed_experts",
-    "num_experts_per_tok": "num_experts_per_tok",
-    "expert_hidden_dim": "moe_intermediate_size",
-    "num_shared_experts": "n_shared_experts",
-    "routed_scale": "routed_scaling_factor",
-    "first_k_dense_replace": "first_k_dense_replace",
-    "num_expert_groups": "n_group",
-    "num_expert_groups_per_tok": "topk_group",
-}
+    "num_experts": "n_routed_experts", "num_experts_per_tok": "num_experts_per_tok",
+    "expert_hidden_dim": "moe_intermediate_size", "num_shared_experts": "n_shared_experts",
+    "routed_scale": "routed_scaling_factor", "first_k_dense_replace": "first_k_dense_replace",
+    "num_expert_groups": "n_group", "num_expert_groups_per_tok": "topk_group",
+}  # fmt: skip
 _LONGEST_TEXT = 128_000
 """Default number of positions."""
 
@@ -137,13 +133,9 @@ def _yarn(params: JsonObject) -> JsonObject | None:
         return None
     scale: Json = 0.0 if yarn.get("apply_scale") else 1.0
     found: JsonObject = {
-        "rope_type": "yarn",
-        "rope_theta": params.get("rope_theta"),
-        "factor": yarn.get("factor"),
-        "beta_fast": yarn.get("beta"),
-        "beta_slow": yarn.get("alpha"),
-        "original_max_position_embeddings": yarn.get("original_max_position_embeddings"),
-        "mscale": 1.0,
+        "rope_type": "yarn", "rope_theta": params.get("rope_theta"), "factor": yarn.get("factor"),
+        "beta_fast": yarn.get("beta"), "beta_slow": yarn.get("alpha"),
+        "original_max_position_embeddings": yarn.get("original_max_position_embeddings"), "mscale": 1.0,
         "mscale_all_dim": scale,
-    }
+    }  # fmt: skip
     return found | ({"llama_4_scaling_beta": scaling.get("beta")} if isinstance(scaling, dict) else {})

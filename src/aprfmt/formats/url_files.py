@@ -75,14 +75,9 @@ def open_url(url: str) -> Path:
     mark = stated.tag or secrets.token_hex(16)  # without a tag nothing is kept for the next run
     key = hashlib.sha256(f"{url}\n{stated.size}\n{mark}".encode()).hexdigest()
     file = RemoteFile(
-        name,
-        address,
-        stated.size,
-        key,
-        lambda start, end: iter(()),
-        server=parts.netloc.rpartition("@")[2],
+        name, address, stated.size, key, lambda start, end: iter(()), server=parts.netloc.rpartition("@")[2],
         is_stated=False,
-    )
+    )  # fmt: skip
     file.fetch = partial(
         hub_files.fetch_ranges, partial(_request, url, stated, file), partial(_failure, address, url), file
     )

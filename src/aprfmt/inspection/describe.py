@@ -284,15 +284,10 @@ def _adapter_info(model: Model) -> AdapterInfo | None:
         return AdapterInfo(error.message)
     ends = {weight.removesuffix(".weight").rpartition(".")[2] for weight in found.pairs}
     return AdapterInfo(
-        kind="lora",
-        base=found.base,
-        rank=found.rank,
-        alpha=found.alpha,
-        scales=sorted({pair.scale for pair in found.pairs.values()}),
-        weights=len(found.pairs),
-        whole=len(found.whole),
+        kind="lora", base=found.base, rank=found.rank, alpha=found.alpha,
+        scales=sorted({pair.scale for pair in found.pairs.values()}), weights=len(found.pairs), whole=len(found.whole),
         modules=sorted(ends),
-    )
+    )  # fmt: skip
 
 
 def carried(model: Model) -> Carried:

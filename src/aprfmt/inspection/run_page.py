@@ -339,15 +339,11 @@ def _notes(body: RunReport) -> str:
 
 def _tables(body: RunReport) -> Iterator[str]:
     columns: list[tuple[str, str, Callable[[float], str]]] = [
-        ("step", "step", "{:,.0f}".format),
-        ("tokens", "at_tokens", lambda n: format_count(round(n))),
-        ("KL", "kl", "{:.4g}".format),
-        ("CE", "ce", "{:.4f}".format),
-        ("perplexity", "perplexity", format_perplexity),
-        ("agreement", "agreement", "{:.1%}".format),
-        ("top-1 accuracy", "accuracy", "{:.1%}".format),
+        ("step", "step", "{:,.0f}".format), ("tokens", "at_tokens", lambda n: format_count(round(n))),
+        ("KL", "kl", "{:.4g}".format), ("CE", "ce", "{:.4f}".format), ("perplexity", "perplexity", format_perplexity),
+        ("agreement", "agreement", "{:.1%}".format), ("top-1 accuracy", "accuracy", "{:.1%}".format),
         ("teacher's CE", "teacher_ce", "{:.4f}".format),
-    ]
+    ]  # fmt: skip
     yield from _numbers_table("Held-out evaluations", columns, body["evaluations"])
     saves: list[tuple[float, Mapping[str, object]]] = [
         *((row["step"], {**row, "note": "best so far" if row["best"] else ""}) for row in body["checkpoints"]),

@@ -83,16 +83,11 @@ def _spec(document: JsonObject) -> JsonObject:
     if sum(map(len, packed)) > MAX_EXPLORER_CHARS:
         raise _CannotReproduceError(f"its vocabulary of {len(tokens):,} tokens is too large for a page")
     return {
-        "normalizer": [*_normalizer(document.get("normalizer"))],
-        "splits": [*_splits(document.get("pre_tokenizer"))],
-        "added": [[*row] for row in added],
-        "bytes": bool(model.get("byte_fallback")),
-        "whole": bool(model.get("ignore_merges")),
-        "unknown": ids.get(str(model.get("unk_token")), -1),
-        "fuse": bool(model.get("fuse_unk")),
-        "tokens": packed[0],
-        "merges": packed[1],
-    }
+        "normalizer": [*_normalizer(document.get("normalizer"))], "splits": [*_splits(document.get("pre_tokenizer"))],
+        "added": [[*row] for row in added], "bytes": bool(model.get("byte_fallback")),
+        "whole": bool(model.get("ignore_merges")), "unknown": ids.get(str(model.get("unk_token")), -1),
+        "fuse": bool(model.get("fuse_unk")), "tokens": packed[0], "merges": packed[1],
+    }  # fmt: skip
 
 
 def _packed(data: bytes) -> str:

@@ -239,16 +239,11 @@ class Llama:
                 on_text(str(part["text"]))
 
         answer = self._ask(
-            "generate",
-            on_part=None if on_text is None else give,
-            prompt=prompt if isinstance(prompt, str) else [*prompt],
-            n_tokens=n_tokens,
-            sampling=asdict(sampling) if sampling is not None else None,
-            stop=[*stop],
-            reuse=reuse,
-            parse_special=parse_special,
-            media=[os.path.abspath(path) for path in media],
-        )
+            "generate", on_part=None if on_text is None else give,
+            prompt=prompt if isinstance(prompt, str) else [*prompt], n_tokens=n_tokens,
+            sampling=asdict(sampling) if sampling is not None else None, stop=[*stop], reuse=reuse,
+            parse_special=parse_special, media=[os.path.abspath(path) for path in media],
+        )  # fmt: skip
         return Generated(**answer)
 
     def interrupt(self) -> None:

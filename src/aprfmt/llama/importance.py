@@ -31,19 +31,10 @@ class GgmlTensor(Structure):
 
 
 GgmlTensor._fields_ = [
-    ("type", c_int32),
-    ("buffer", c_void_p),
-    ("ne", c_int64 * _DIMS),
-    ("nb", c_size_t * _DIMS),
-    ("op", c_int32),
-    ("op_params", c_int32 * 16),
-    ("flags", c_int32),
-    ("src", POINTER(GgmlTensor) * _SOURCES),
-    ("view_src", c_void_p),
-    ("view_offs", c_size_t),
-    ("data", c_void_p),
-    ("name", c_char * 64),
-]
+    ("type", c_int32), ("buffer", c_void_p), ("ne", c_int64 * _DIMS), ("nb", c_size_t * _DIMS), ("op", c_int32),
+    ("op_params", c_int32 * 16), ("flags", c_int32), ("src", POINTER(GgmlTensor) * _SOURCES), ("view_src", c_void_p),
+    ("view_offs", c_size_t), ("data", c_void_p), ("name", c_char * 64),
+]  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -205,15 +205,10 @@ class Runner:
         if not loading.raw and (loading.template is not None or "{" in str(metadata.get(_TEMPLATE))):
             chat.start()  # it is ready when llama.cpp has loaded the model
         self.llama = Llama(
-            self._prepared.path,
-            n_ctx=context_of(metadata, loading.ctx),
-            name=self.path,
-            n_bytes=self._prepared.n_bytes,
-            adapters=adapters,
-            n_threads=loading.threads,
-            gpu_layers=loading.gpu_layers,
+            self._prepared.path, n_ctx=context_of(metadata, loading.ctx), name=self.path,
+            n_bytes=self._prepared.n_bytes, adapters=adapters, n_threads=loading.threads, gpu_layers=loading.gpu_layers,
             tower=tower.path if tower is not None else None,
-        )
+        )  # fmt: skip
         try:
             self.template = self._template(loading.template)
         except BaseException:

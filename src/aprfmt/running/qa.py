@@ -109,15 +109,9 @@ def examine(
             on_gate(results[gate.id])
         loaded = results["loads"].status == "pass"
         return QaReport(
-            file,
-            against,
-            all(map(_is_fine, results.values())),
-            x.llama.engine if loaded else None,
-            x.n_params,
-            x.bits_per_weight,
-            [*results.values()],
-            time.monotonic() - started,
-        )
+            file, against, all(map(_is_fine, results.values())), x.llama.engine if loaded else None, x.n_params,
+            x.bits_per_weight, [*results.values()], time.monotonic() - started,
+        )  # fmt: skip
 
 
 def _is_fine(gate: GateResult) -> bool:

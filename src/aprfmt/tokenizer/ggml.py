@@ -34,14 +34,10 @@ SPECIAL_KEYS = {
 """Role -> key; "seperator" is the format's own spelling, the last three are older names of fim_*."""
 
 _FLAG_KEYS = {
-    "add_bos": "add_bos_token",
-    "add_eos": "add_eos_token",
-    "add_sep": "add_sep_token",
-    "add_space_prefix": "add_space_prefix",
-    "remove_extra_whitespaces": "remove_extra_whitespaces",
-    "lowercase": "normalizer.lowercase",
-    "strip_accents": "normalizer.strip_accents",
-}
+    "add_bos": "add_bos_token", "add_eos": "add_eos_token", "add_sep": "add_sep_token",
+    "add_space_prefix": "add_space_prefix", "remove_extra_whitespaces": "remove_extra_whitespaces",
+    "lowercase": "normalizer.lowercase", "strip_accents": "normalizer.strip_accents",
+}  # fmt: skip
 _LIST_KINDS = {"tokens": "str[]", "merges": "str[]", "token_type": "i32[]", "scores": "f32[]"}
 _LIST_KEYS = ("model", "pre", *_LIST_KINDS)
 VOCABULARY_KEYS = frozenset(_PREFIX + key for key in _LIST_KEYS)

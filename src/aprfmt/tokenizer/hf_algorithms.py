@@ -170,14 +170,10 @@ def read_unigram(document: Document, added: list[Added], named: set[str]) -> Tok
             if _BYTE.fullmatch(text):
                 types[i] = int(TokenType.BYTE)
     tokenizer = Tokenizer(
-        model="llama" if greedy else "t5",
-        tokens=tokens,
-        types=types,
-        scores=[HOLE_SCORE if k == TokenType.UNUSED else s for k, s in zip(types, stored, strict=True)],
-        pre="default",
-        flags={"add_space_prefix": adds_space_prefix(parsed)},
-        special={} if unk is None else {"unk": unk},
-    )
+        model="llama" if greedy else "t5", tokens=tokens, types=types,
+        scores=[HOLE_SCORE if k == TokenType.UNUSED else s for k, s in zip(types, stored, strict=True)], pre="default",
+        flags={"add_space_prefix": adds_space_prefix(parsed)}, special={} if unk is None else {"unk": unk},
+    )  # fmt: skip
     if greedy:
         tokenizer.notes.append(_GREEDY_NOTE)
         return tokenizer

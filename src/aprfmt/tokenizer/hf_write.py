@@ -435,9 +435,5 @@ def _rwkv_parts(tok: TokenizerData) -> Parts:
 
 
 _PARTS: dict[str, Callable[[TokenizerData], Parts]] = {
-    "rwkv": _rwkv_parts,
-    "llama": _llama_parts,
-    "gemma4": _pieces_parts,
-    "t5": _unigram_parts,
-    "bert": _wordpiece_parts,
-}
+    "rwkv": _rwkv_parts, "llama": _llama_parts, "gemma4": _pieces_parts, "t5": _unigram_parts, "bert": _wordpiece_parts,
+}  # fmt: skip

@@ -132,15 +132,10 @@ def _parse(path: str, value: object) -> Bundle:
             raise CorruptError(f"the signature lists {resource[:80]!r}, which is not a file of its folder")
     method, fingerprint, subject = _material(mapping_of(bundle["verificationMaterial"]))
     return Bundle(
-        path=path,
-        method=method,
-        fingerprint=fingerprint,
-        subject=subject,
-        model_name=name,
-        serialization=serialization,
-        digests={name: digest.lower() for name, _, digest in resources},
+        path=path, method=method, fingerprint=fingerprint, subject=subject, model_name=name,
+        serialization=serialization, digests={name: digest.lower() for name, _, digest in resources},
         algorithms={name: algorithm for name, algorithm, _ in resources},
-    )
+    )  # fmt: skip
 
 
 def _serialization(said: Mapping[str, object]) -> Serialization:
