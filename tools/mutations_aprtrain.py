@@ -542,7 +542,7 @@ APRTRAIN = (
         "facts.tokenizer != tokenizer", "False"),
     Mutation("probabilities of the position before", "aprfmt/formats/vllm.py:Responses.answer",
         "test_teacher_files.py::test_what_vllm_says_teaches_what_our_files_of_the_same_numbers_do",
-        "told[place - piece.start + 1]", "told[max(1, place - piece.start)] | told[place - piece.start + 1]"),
+        "logprobs[place - piece.start + 1]", "logprobs[max(1, place - piece.start)] | logprobs[place - piece.start + 1]"),
     Mutation("the KL of files without the rest", "aprtrain/evaluate.py:_sums",
         "test_teacher_files.py::test_files_held_out_are_scored_by_their_definition",
         " + torch.special.xlogy(rest_P, rest_P / others_P)", ""),

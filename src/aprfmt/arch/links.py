@@ -325,8 +325,8 @@ def _both_sides(
         shapes = {name: shape for name, shape in shapes.items() if name not in both}
     per_name = len(hf) // len(row.hf)
     dims = row.dims * len(row.hf)  # one for all names, or one each
-    told = ((name, dims[i // per_name]) for i, name in enumerate(hf))
-    sizes = {**_free_sizes((*told, *zip(gguf, row.gguf_dims, strict=False)), shapes), **sizes}
+    stated = ((name, dims[i // per_name]) for i, name in enumerate(hf))
+    sizes = {**_free_sizes((*stated, *zip(gguf, row.gguf_dims, strict=False)), shapes), **sizes}
     before = [_shape_of(name, dims[i // per_name], sizes, shapes) for i, name in enumerate(hf)]
     after_dims = row.gguf_dims * (len(gguf) // len(row.gguf)) or (None,) * len(gguf)
     after = [_shape_of(name, d, sizes, shapes) for name, d in zip(gguf, after_dims, strict=True)]
@@ -344,10 +344,10 @@ def _both_sides(
     return tuple(s for s in before if s is not None), tuple(s for s in after if s is not None)
 
 
-def _free_sizes(told: Iterable[tuple[str, str]], shapes: Mapping[str, Shape]) -> dict[str, int]:
+def _free_sizes(stated: Iterable[tuple[str, str]], shapes: Mapping[str, Shape]) -> dict[str, int]:
     """The sizes that no key states (ANY), from the shapes of the tensors that are present: names with their dims."""
     found: dict[str, int] = {}
-    for name, dims in told:
+    for name, dims in stated:
         words = dims_of(dims)
         if name in shapes and len(shapes[name]) == len(words):
             found |= {word: size for word, size in zip(words, shapes[name], strict=True) if word.startswith(ANY)}

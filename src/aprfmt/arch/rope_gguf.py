@@ -119,8 +119,8 @@ def _check_layers(h: Hyperparams, row: Architecture) -> None:
         if not isinstance(value, Mapping):
             raise CorruptError(f"rope_layers: {name} is not an object")
         shared = shares_rotated_part(row) or halves_full(row) or name != "sliding_attention"
-        told = ("rope_theta",) if shared else ("rope_theta", PARTIAL[0])
-        rest = {key: item for key, item in value.items() if key not in told}
+        stated = ("rope_theta",) if shared else ("rope_theta", PARTIAL[0])
+        rest = {key: item for key, item in value.items() if key not in stated}
         other_base = value.get("rope_theta") != h.rope_theta
         alone = name != "sliding_attention" or not row.nested_rope
         if rest != {"rope_type": "default"} or (other_base and alone):
@@ -278,9 +278,9 @@ def _set_scales(
     kind, factor = str(scaling["rope_type"]), as_float(scaling.get("factor"), "factor") or 1.0
     if kind not in ("yarn", "linear"):
         computed = attention_factor(h, kind, scaling)
-        told = attention if computed is None else attention or 1.0
-        if told is not None and (computed is None or not yarn.same(computed, told)):
-            scaling["attention_factor"] = shorten(told)
+        stated = attention if computed is None else attention or 1.0
+        if stated is not None and (computed is None or not yarn.same(computed, stated)):
+            scaling["attention_factor"] = shorten(stated)
         return
     t, s = yarn.from_runtime(row.gguf, kind, factor, log, 1.0 if attention is None else attention)
     if log and not _is_latent(row):

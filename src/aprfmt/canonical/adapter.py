@@ -274,9 +274,9 @@ def _from_gguf(model: Model, base: Base | None) -> Adapter:
     rank = max(ranks.values(), key=list(ranks.values()).count, default=1)
     stored = _stored(kv.get(GGUF_KEY))
     body = dict(as_mapping(stored.get("config")))
-    told = kv.get("adapter.alora.invocation_tokens")
-    if isinstance(told, list) and told:
-        body = {**body, INVOCATION: told}
+    listed = kv.get("adapter.alora.invocation_tokens")
+    if isinstance(listed, list) and listed:
+        body = {**body, INVOCATION: listed}
     pairs = _pairs(model, factors, scales)
     stated = kv.get("general.base_model.0.repo_url") or kv.get("general.base_model.0.name")
     named = body.get("base_model_name_or_path") or stated

@@ -405,8 +405,8 @@ def with_layers(config: Mapping[str, object], layers: Sequence[int | None]) -> d
         if key in PER_LAYER and isinstance(value, list) and len(value) > max(numbers):
             out[key] = [value[layer] for layer in numbers]
         elif key == "per_layer_config":
-            told = as_mapping(value)
-            out[key] = {str(i): told[str(layer)] for i, layer in enumerate(numbers) if str(layer) in told}
+            stated = as_mapping(value)
+            out[key] = {str(i): stated[str(layer)] for i, layer in enumerate(numbers) if str(layer) in stated}
     return out
 
 

@@ -351,8 +351,8 @@ def table(
             for line, of in parts
             for i, part in enumerate(of)
         ]
-    told = [out.style(f"{' ' * indent}hidden at {width()} columns: {', '.join(gone)}", "dim")] if gone else []
-    return [out.style((form % tuple(widths)).rstrip(), "dim"), *((form % line).rstrip() for line in lines), *told]
+    hidden = [out.style(f"{' ' * indent}hidden at {width()} columns: {', '.join(gone)}", "dim")] if gone else []
+    return [out.style((form % tuple(widths)).rstrip(), "dim"), *((form % line).rstrip() for line in lines), *hidden]
 
 
 def pairs(rows: Iterable[tuple[str, str]], *, indent: int = 2, label: int = 15) -> list[str]:

@@ -316,8 +316,8 @@ def grid_of(scheme: str, source: TensorSource, shape: tuple[int, ...], blocks: S
         for height, width in blocks:
             if (-(-rows // height), -(-columns // width)) == (high, wide):
                 return Grid(source, rows, (high, wide), height, width, dtype=dtype)
-    told = " or ".join(f"blocks of {a}x{b}" for a, b in blocks) or "one scale per row"
-    what = f"scales of shape {list(source.shape)} do not match a weight of shape {list(shape)} with {told}"
+    stated = " or ".join(f"blocks of {a}x{b}" for a, b in blocks) or "one scale per row"
+    what = f"scales of shape {list(source.shape)} do not match a weight of shape {list(shape)} with {stated}"
     raise refusal(scheme, source.name, what)
 
 

@@ -440,8 +440,8 @@ def _range(node: SettingsNode) -> tuple[int, int]:
 def _parameters(entries: Mapping[str, SettingsNode], method: str, notes: list[str]) -> dict[str, SettingsNode]:
     if "parameters" not in entries:
         return {}
-    found, told = check_parameters(method, entries["parameters"].mapping("parameters"))
-    notes += told
+    found, remarks = check_parameters(method, entries["parameters"].mapping("parameters"))
+    notes += remarks
     return found
 
 

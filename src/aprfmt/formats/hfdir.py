@@ -242,8 +242,8 @@ def config_of(native: HfNative) -> JsonObject | None:
     if native.config is not None:
         return parse_config(native.config, native.folder / "config.json")
     shapes = {tensor.name: tensor.shape for shard in native.shards.values() for tensor in shard.tensors}
-    told = config_of_tensors(shapes)
-    return None if told is None else {**told, VARIANT: native.folder.absolute().name}
+    stated = config_of_tensors(shapes)
+    return None if stated is None else {**stated, VARIANT: native.folder.absolute().name}
 
 
 # --- weights ---

@@ -97,13 +97,13 @@ def to_config(params: JsonObject) -> JsonObject:
     return _named(config, "MistralForCausalLM", "mistral")
 
 
-def _quantization(told: Json) -> JsonObject:
+def _quantization(stated: Json) -> JsonObject:
     """The quantization_config for FP8 weights with one scale per tensor."""
-    if not isinstance(told, dict):
+    if not isinstance(stated, dict):
         return {}
-    if told.get("qformat_weight") != "fp8_e4m3":
+    if stated.get("qformat_weight") != "fp8_e4m3":
         raise UnsupportedError(
-            f"params.json declares {told.get('qformat_weight')} weights; only fp8_e4m3 is supported in this layout",
+            f"params.json declares {stated.get('qformat_weight')} weights; only fp8_e4m3 is supported in this layout",
             path=PARAMS_NAME,
             hint="use the repository's config.json and model*.safetensors",
         )

@@ -220,8 +220,8 @@ def _package_warnings(model: Model) -> list[str]:
     if (folder := folder_of(model)) is None:
         return []
     odd, out = [*map(str, refused_names(folder))], outside_files(folder)
-    told = [f"files that a conversion would skip: {first_few(odd)}"] if odd else []
-    return told + ([f"symlinks pointing outside the folder: {first_few(out)}"] if out else [])
+    skipped = [f"files that a conversion would skip: {first_few(odd)}"] if odd else []
+    return skipped + ([f"symlinks pointing outside the folder: {first_few(out)}"] if out else [])
 
 
 def describe(model: Model, *, quality: bool = False) -> Inspection:

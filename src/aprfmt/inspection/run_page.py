@@ -203,8 +203,8 @@ def run_parts(body: RunReport) -> tuple[str, list[str]]:
     figures = [draw(chart) for chart in charts(body)]
     parts = [*_head(body), _tiles(body), heading("Metrics by tokens"), _notes(body), grid(figures)]
     point = " Hover over a curve, or use the arrow keys, to read values." if any(figures) else ""
-    said = f"Report of {body['folder']}{_heard(body)}.{point}"
-    parts += [*_samples(body), *_tables(body), *_origin(body), f"<footer>{paragraph(said)}</footer>"]
+    footer = f"Report of {body['folder']}{_heard(body)}.{point}"
+    parts += [*_samples(body), *_tables(body), *_origin(body), f"<footer>{paragraph(footer)}</footer>"]
     return f"{title(body)}: {sentence(body)}", parts
 
 

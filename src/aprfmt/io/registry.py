@@ -311,18 +311,18 @@ class Registry:
     def _log_in(self, challenge: str) -> bool:
         """Answers a challenge with the credentials of `docker login`, if any. Raises StorageError, RefusedError."""
         kind, _, rest = challenge.partition(" ")
-        said = dict(_CHALLENGE.findall(rest))
+        reason = dict(_CHALLENGE.findall(rest))
         secret = _credentials(self.where.host)
         if kind.lower() == "basic":
             self._authorization = f"Basic {secret}" if secret else None
             return secret is not None
-        realm = said.get("realm", "")
+        realm = reason.get("realm", "")
         parts = urlsplit(realm)
         if kind.lower() != "bearer" or parts.scheme not in ("https", "http"):
             return False
         if parts.scheme == "http" and not (is_this_machine(parts.netloc) and is_this_machine(self.where.host)):
             raise RefusedError("the registry's token server does not use https", path=str(self.where))
-        query = {key: said[key] for key in ("service", "scope") if key in said}
+        query = {key: reason[key] for key in ("service", "scope") if key in reason}
         request = urllib.request.Request(_with_query(realm, **query))
         if secret is not None:
             request.add_unredirected_header("Authorization", f"Basic {secret}")
@@ -341,13 +341,15 @@ class Registry:
     def _failed(self, error: _CutConnectionError | _RefusalError) -> AprError:
         if isinstance(error, _CutConnectionError):
             return self._unreachable(error)
-        said = f": {error.words}" if error.words else ""
+        reason = f": {error.words}" if error.words else ""
         if error.status == 404:
-            return NotFoundError(f"not in the registry{said}", path=str(self.where), hint="check the name and the tag")
+            return NotFoundError(
+                f"not in the registry{reason}", path=str(self.where), hint="check the name and the tag"
+            )
         if error.status in (401, 403):
             hint = f"docker login {self.where.host}; apr reads auths of $DOCKER_CONFIG/config.json"
-            return RefusedError(f"the registry refuses access{said}", path=str(self.where), hint=hint)
-        return StorageError(f"the registry answered {error.status}{said}", path=str(self.where))
+            return RefusedError(f"the registry refuses access{reason}", path=str(self.where), hint=hint)
+        return StorageError(f"the registry answered {error.status}{reason}", path=str(self.where))
 
     def _unreachable(self, error: Exception) -> StorageError:
         hint = "run it again: completed parts are kept" if self._has_answered else "check the address and the network"

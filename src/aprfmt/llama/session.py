@@ -160,12 +160,12 @@ class Session:
 
     def chat(self, name: str, messages: Sequence[dict[str, str]]) -> str:
         """Renders a conversation with one of llama.cpp's own templates, including the start of an answer."""
-        said = [ChatMessage(message["role"].encode(), message["content"].encode()) for message in messages]
-        given = (ChatMessage * len(said))(*said)
-        size = 2 * sum(len(m.role) + len(m.content) for m in said) + _LONGEST_PIECE
+        entries = [ChatMessage(message["role"].encode(), message["content"].encode()) for message in messages]
+        given = (ChatMessage * len(entries))(*entries)
+        size = 2 * sum(len(m.role) + len(m.content) for m in entries) + _LONGEST_PIECE
         while True:
             buffer = ctypes.create_string_buffer(size)
-            n = self._c.chat_apply_template(name.encode(), given, len(said), True, buffer, size)
+            n = self._c.chat_apply_template(name.encode(), given, len(entries), True, buffer, size)
             if n < 0:
                 raise EngineError(f"llama.cpp has no chat template {name!r}")
             if n <= size:

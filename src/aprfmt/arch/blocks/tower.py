@@ -65,10 +65,10 @@ def sizes(part: str = "vision", config: str = "", **names: str | tuple[str, ...]
     config = config or f"{part}_config"
     found = []
     for gguf, own in _SIZES.items():
-        told = names.get(
+        stated = names.get(
             gguf.rpartition(".")[2], "" if part == "audio" and gguf in ("image_size", "patch_size") else own,
         )
-        spelled = (told,) if isinstance(told, str) else told
+        spelled = (stated,) if isinstance(stated, str) else stated
         if spelled != ("",):
             found.append(Key(f"{part}.{gguf}", tuple(f"{config}.{name}" for name in spelled)))
     return tuple(found)
