@@ -18,7 +18,7 @@ from plain_models import write_adapter, write_folder
 from train_corpora import functions
 
 import aprfmt
-from aprfmt.cli import foreign_options, habits, other_names, other_tools
+from aprfmt.cli import foreign_commands, foreign_options, other_names, other_tools
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.failures import meant
 from aprfmt.cli.group import build as build_group
@@ -143,14 +143,14 @@ def test_what_the_tables_name_exists() -> None:
 
     assert options(foreign_options.OPTIONS) <= known
     assert {*foreign_options.OPTIONS_OF} <= {*COMMANDS}
-    assert {*other_names.SAME.values()} <= {*habits.HABITS, *COMMANDS}
-    assert not {*other_names.SAME} & {*habits.HABITS, *COMMANDS}
-    assert {*other_names._NAMES} <= {*habits.HABITS, *COMMANDS}
-    for name, habit in habits.HABITS.items():
-        command = habit.ours.split()[:1]
+    assert {*other_names.SAME.values()} <= {*foreign_commands.FOREIGN, *COMMANDS}
+    assert not {*other_names.SAME} & {*foreign_commands.FOREIGN, *COMMANDS}
+    assert {*other_names._NAMES} <= {*foreign_commands.FOREIGN, *COMMANDS}
+    for name, foreign in foreign_commands.FOREIGN.items():
+        command = foreign.ours.split()[:1]
         assert {*command} <= {*COMMANDS}, name
         mine = {option for p in group.commands[command[0]].params for option in p.opts} if command else set()
-        assert {word for word in map(_option_of, habit.ours.split()) if word} <= mine, name
+        assert {word for word in map(_option_of, foreign.ours.split()) if word} <= mine, name
 
 
 def _option_of(word: str) -> str:

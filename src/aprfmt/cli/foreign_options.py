@@ -1,4 +1,4 @@
-"""Options of other programs, and what they are here: of any command, of one command, and of rows of `habits`."""
+"""Options of other programs, and what they are here: of any command, of one command, of rows of `foreign_commands`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Meaning: TypeAlias = str | Callable[[str], list[str] | dict[str, str]]
 
 --option    our option; its value is kept
 --a=b       these words, in place of a switch
-NAME        its value is this name of the habit's line
+NAME        its value is this name of the foreign command's line
 ""          nothing: a switch that changes no result
 =           nothing, and so is its value
 a function  our words, from its value; or values of names

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 _ALIASES = {"info": "inspect", "show": "inspect", "version": "--version", "-V": "--version", "help": "--help"}
-"""What people type first, by the habits of other programs."""
+"""What people type first, as other programs have it."""
 
 
 def _in_our_words(arguments: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Names of commands: other ones of rows of `habits`, and how a command line is reduced to a row."""
+"""Names of commands: other ones of rows of `foreign_commands`, and how a command line is reduced to a row."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 from aprfmt.cli.commands import COMMANDS
+from aprfmt.cli.foreign_commands import FOREIGN
 from aprfmt.cli.foreign_options import MESSAGES, TEMPLATE
-from aprfmt.cli.habits import HABITS
 from aprfmt.io.source import exists
 
 SAME = {
@@ -108,7 +108,7 @@ SAME = {
     **dict.fromkeys(("tune run", "accelerate launch", "torchrun"), "axolotl train"),
     **dict.fromkeys(("embedding", "embeddings"), "embed"), "chat-template": "template", "lm-eval run": "lm-eval",
 }  # fmt: skip
-"""Other names of rows of HABITS."""
+"""Other names of rows of FOREIGN."""
 
 PROGRAMS = (
     "mlx-lm", "ollama", "hf", "optimum-cli", "transformers", "trl", "vllm", "rosetta", "axolotl", "tune", "lm-eval",
@@ -199,9 +199,9 @@ _NAMES: dict[str, str] = {
     "|find-models|scan-models|list --models|hf list|hf ls|list-files|list-local",
     "inspect --html": "describe --html|describe --report",
 }
-"""By row of HABITS or command of ours: its other names."""
+"""By row of FOREIGN or command of ours: its other names."""
 
-SAME |= {name: row for row, names in _NAMES.items() for name in names.split("|") if name not in HABITS}
+SAME |= {name: row for row, names in _NAMES.items() for name in names.split("|") if name not in FOREIGN}
 
 _GLUE = frozenset({"to", "from", "a", "the", "of", "as", "my", "all", "into"})
 _SHOW = frozenset({"show", "list", "ls", "print", "dump", "read", "view", "display", "get", "see", "info", "inspect"})
@@ -213,7 +213,7 @@ _TO = re.compile(r"^([a-z]+)2([a-z]+)$")
 
 
 def _is_known(name: str) -> bool:
-    return name in COMMANDS or name in HABITS or name in SAME
+    return name in COMMANDS or name in FOREIGN or name in SAME
 
 
 def _reduced(words: Sequence[str]) -> str | None:
@@ -236,7 +236,7 @@ def _spelled(name: str) -> Iterator[str]:
 
 
 def named(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The command of another program, of one or two words as HABITS has them, and its arguments."""
+    """The command of another program, of one or two words as FOREIGN has them, and its arguments."""
     words = [*arguments]
     while len(words) > 1 and (re.fullmatch(r"python[\d.]*|-m|apr", words[0])):
         words.pop(0)
@@ -271,7 +271,7 @@ def _with_verb(name: str, rest: list[str]) -> tuple[str, list[str]]:
         return name, rest
     word = rest[0].replace("_", "-")
     for both in _spelled(f"{name} {word}"):
-        if both in HABITS or both in SAME:
+        if both in FOREIGN or both in SAME:
             return both, rest[1:]
     if _WORD.fullmatch(word) and any(map(exists, rest[1:])):
         found = _reduced([*re.split(r"[- ]", name), *word.split("-")])
@@ -282,6 +282,6 @@ def _with_verb(name: str, rest: list[str]) -> tuple[str, list[str]]:
 
 def nearest(word: str) -> str | None:
     """The command, of ours or of another program, that `word` was possibly meant to be; None if none is similar."""
-    names = [name for name in (*COMMANDS, *HABITS, *SAME) if " " not in name and "+" not in name]
+    names = [name for name in (*COMMANDS, *FOREIGN, *SAME) if " " not in name and "+" not in name]
     found = get_close_matches(word.replace("_", "-").lower(), names, 1, 0.8)
     return found[0] if found else None

@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from aprfmt.cli.commands import COMMANDS
+from aprfmt.cli.foreign_commands import FOREIGN, Foreign
 from aprfmt.cli.foreign_line import OtherLine, Suggestion, command_of, free, option_of, stem
-from aprfmt.cli.habits import HABITS, Habit
 from aprfmt.cli.other_names import SAME, named, nearest
 from aprfmt.cli.output import is_of_mlx, out, quantizes
 from aprfmt.cli.special_lines import PART, SPECIAL, each_of_folder, is_adapter, is_model, page_of
@@ -108,26 +108,26 @@ _SAMPLING = ("--top-k", "--top-p", "--min-p")
 
 
 def rephrase(arguments: Sequence[str]) -> Suggestion | None:
-    """The apr command line by the table HABITS; None if it has no row, or the row changes nothing."""
+    """The apr command line by the table FOREIGN; None if it has no row, or the row changes nothing."""
     name, rest = named(arguments)
     names, options = (name, SAME.get(name, name)), [option_of(word) for word in rest if word.startswith("-")]
     keys = (f"{one} {option}" for one in names for option in options)
-    key = next((key for key in keys if key in HABITS or key in SAME), name)
+    key = next((key for key in keys if key in FOREIGN or key in SAME), name)
     key = SAME.get(key, key)
     rest = _normalized(key, [*_without_true(rest)])
-    habit = HABITS.get(key)
-    if habit is None and key in COMMANDS:
-        habit = Habit("[MODEL]", f"{key} MODEL")
-    if habit is None:
+    foreign = FOREIGN.get(key)
+    if foreign is None and key in COMMANDS:
+        foreign = Foreign("[MODEL]", f"{key} MODEL")
+    if foreign is None:
         return None
     if (special := SPECIAL.get(key)) is not None and (found := special(rest)) is not None:
         if key in _SPLITS:
             _keep_gguf(found.words)
         _join_filters(found.words)
         return found
-    if not habit.ours:
-        return Suggestion([], then=habit.then, complete=False)
-    found = _read(key, habit, rest, is_of_mlx(arguments) or key == "mlx-lm convert")
+    if not foreign.ours:
+        return Suggestion([], then=foreign.then, complete=False)
+    found = _read(key, foreign, rest, is_of_mlx(arguments) or key == "mlx-lm convert")
     had_epochs = "--epochs" in found.words
     _put_model_first(found.words)
     _complete_values(found.words)
@@ -154,15 +154,15 @@ def _values(rest: Sequence[str]) -> Iterator[str]:
         yield from {word, word.partition("=")[2]}
 
 
-def _read(key: str, habit: Habit, rest: list[str], is_mlx: bool) -> Suggestion:
+def _read(key: str, foreign: Foreign, rest: list[str], is_mlx: bool) -> Suggestion:
     """Our line by a row, from its arguments `rest`."""
     if key in _JOINS:
         rest = _first_part(rest)
     if is_mlx:
-        found = OtherLine(key, habit).read([word for word in rest if word not in _QUANTIZE])
+        found = OtherLine(key, foreign).read([word for word in rest if word not in _QUANTIZE])
         _of_mlx(found.words, asked=bool({*_QUANTIZE} & {*rest}))
     else:
-        found = OtherLine(key, habit).read(rest)
+        found = OtherLine(key, foreign).read(rest)
     if key in _SPLITS:
         _keep_gguf(found.words)
     found.words[1:] = _in_order(found.words)
@@ -251,7 +251,7 @@ _OF_A_TYPE = ("-q", "--quantize", "--dtype", "--quant", "--outtype", "--type")
 
 def _normalized(key: str, rest: list[str]) -> list[str]:
     """`rest` with values in the form that their meaning needs, whatever the row."""
-    command = HABITS[key].ours.partition(" ")[0] if key in HABITS else key
+    command = FOREIGN[key].ours.partition(" ")[0] if key in FOREIGN else key
     if key == "to-mlx" and "-q" in rest:
         return [*(word for word in rest if word != "-q"), *([] if "--bits" in rest else ["--bits", "4"])]
     if command in (*_CONVERTS, "quantize"):
