@@ -30,7 +30,7 @@ class Bench(Common, LlamaMachine):
     apr bench model.gguf --gate tok_s=325 --gate memory=2GB --json
     """
 
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Models that llama.cpp runs, in any format.")]
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="The models, in any format.")]
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", metavar="N", min=1, help="Prompt length.")] = 512
     tokens: Annotated[int, typer.Option("--tokens", "-n", metavar="N", min=1, help="Tokens to generate.")] = 128
     runs: Annotated[int, typer.Option(metavar="N", min=1, help="Timed runs, after one warm-up run.")] = 5

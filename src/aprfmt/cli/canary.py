@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from aprfmt.running.canary import CanaryReport
 
 ExactOption = Annotated[
-    bool, typer.Option("--exact", help="Require the same bits after every layer: same weights, machine and llama.cpp.")
+    bool,
+    typer.Option(
+        "--exact", help="Require bit-identical states after every layer (same weights, machine and llama.cpp)."
+    ),
 ]
 _BAR = 30
 

@@ -26,7 +26,7 @@ _HEADER = ["tensor", "RMSE", "SNR/dB", "cosine", "A/bit", "B/bit"]
 
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A model, in any supported format.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other model; its format may differ.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The model to compare with A, in any format.")],
     *,
     values: Annotated[
         bool, typer.Option("--values", help="Compare only tensors, by decoded value; worst first.")

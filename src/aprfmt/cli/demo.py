@@ -86,7 +86,7 @@ class DemoFiles(NamedTuple):
 
 
 class DemoStep(TypedDict):
-    """A step that passed."""
+    """A step of the demo that passed."""
 
     name: str
     seconds: float

@@ -52,7 +52,7 @@ def hex(
             "--width", metavar="N", min=1, max=64, help="Bytes per line. [default: 16, or 8 in a narrow terminal]"
         ),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Plain hex dump of any file.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print a plain hex dump of any file.")] = False,
 ) -> int:
     """Annotate the bytes of a model file: header, metadata, index; or decode the blocks of a tensor.
 

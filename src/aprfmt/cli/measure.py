@@ -56,7 +56,8 @@ def evaluate(
     ] = None,
     engine: EngineOption = None,
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="For torch: cuda, cuda:N or cpu; fails if it is not available.")
+        str | None,
+        typer.Option(metavar="NAME", help="Device for torch: cuda, cuda:N or cpu; fails if it is not available."),
     ] = None,
     seq_len: Annotated[
         int | None,
@@ -86,7 +87,10 @@ def evaluate(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="PAGE.html", help="With --against: write a page of KL and of error by layer."
+            "--output",
+            "-o",
+            metavar="PAGE.html",
+            help="With --against: write a page with the KL divergence and the error of each layer.",
         ),
     ] = None,
     force: ForceOption = False,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A model file, or a folder to upload completely.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A model file, or a folder to upload as a whole.")],
     repo: Annotated[str, typer.Argument(metavar="REPO", help="Target: org/name, or oci://HOST/NAME:TAG.")],
     *,
     revision: Annotated[str, typer.Option(metavar="BRANCH", help="Branch; created if it does not exist.")] = "main",

@@ -83,7 +83,9 @@ def sign(
         Path | None,
         typer.Option("--output", "-o", metavar="PATH", help="Signature file. [default: FILE.sig, FOLDER/model.sig]"),
     ] = None,
-    hash: Annotated[str, typer.Option(metavar="NAME", help="sha256, blake3 (fastest) or blake2b.")] = "sha256",
+    hash: Annotated[
+        str, typer.Option(metavar="NAME", help="Hash function: sha256, blake3 (fastest) or blake2b.")
+    ] = "sha256",
     follow_links: Annotated[
         bool, typer.Option("--follow-links", help="Also sign the files that symlinks point to.")
     ] = False,
