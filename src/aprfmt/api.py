@@ -39,8 +39,8 @@ def data(
     Args:
         paths: text, jsonl, csv or Parquet files, folders of them, or token shards, each as `PATH` or `PATH:WEIGHT`.
         model: the model whose tokenizer and chat template are used.
-        output: folder to write token shards to, for the `data` of any number of runs; they are what is summarized
-            then. Shards of the same data are kept.
+        output: folder to write token shards to, for the `data` of any number of runs; the summary is then of these
+        shards. Existing shards of the same data are reused.
         held_out: fraction of the documents to hold out, with `output`.
         text_field: field of a record's text.
         strict: fail on invalid records; otherwise they are counted and skipped.
@@ -115,16 +115,9 @@ def bench(
     names = [formats.path_text(path, "files") for path in paths]
     target = _page_target(output, names, force=force)
     found = measure(
-        names,
-        prompt_tokens=prompt_tokens,
-        tokens=tokens,
-        runs=runs,
-        threads=threads,
-        gpu_layers=gpu_layers,
-        gates=parse_gates(gates),
-        say=log,
-        progress=progress,
-    )
+        names, prompt_tokens=prompt_tokens, tokens=tokens, runs=runs, threads=threads, gpu_layers=gpu_layers,
+        gates=parse_gates(gates), say=log, progress=progress,
+    )  # fmt: skip
     if target is not None:
         from aprfmt.html.file import write_page
         from aprfmt.running.pages import bench_html
@@ -260,16 +253,9 @@ def run(
     sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     words = [stop] if isinstance(stop, str) else [*stop]
     loading = Loading(
-        ctx=ctx,
-        threads=threads,
-        gpu_layers=gpu_layers,
-        lora=_adapters(lora),
-        mmproj=mmproj,
-        media=bool(asked.media),
-        template=template,
-        dtype=dtype,
-        raw=bool(raw),
-    )
+        ctx=ctx, threads=threads, gpu_layers=gpu_layers, lora=_adapters(lora), mmproj=mmproj, media=bool(asked.media),
+        template=template, dtype=dtype, raw=bool(raw),
+    )  # fmt: skip
     with Runner(file, loading, log) as runner:
         return runner.ask(asked, max_tokens=max_tokens, sampling=sampling, stop=words, on_text=on_text)
 
@@ -394,7 +380,7 @@ def report(
     """Reports on a model, or on one or several training runs; writes a page if `output` is given.
 
     Args:
-        file: the model, or the folder of a run; several folders of runs are drawn over each other.
+        file: the model, or the folder of a run; several runs are drawn into the same charts.
         output: an .html page; for a run also a .png of the curves, which needs matplotlib.
         force: replace an existing output.
         follow_links: follow symlinks that point outside the model's folder.
@@ -464,7 +450,10 @@ def _report_runs(
         from aprfmt.inspection.live import serve_report
 
         if output is not None:
-            raise UsageError("live serves the page, output writes it", hint="leave out one of them")
+            raise UsageError(
+                "live and output are mutually exclusive: live serves the page, output writes it to a file",
+                hint="leave out one of them",
+            )
         bodies, target = serve_report(paths, port=port, log=log), None
     else:
         target = _page_target(output, [str(path) for path in paths], force=force)

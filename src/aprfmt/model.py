@@ -75,8 +75,7 @@ class Tensor:
         """The stored bytes, read-only and without a copy. Valid after the model is closed.
 
         They are mapped from the file: truncating the file while they are in use kills the process with SIGBUS, as with
-        any mapped
-        file. `numpy` and `torch` read instead: then it is a ChangedError.
+        any mapped file. `numpy` and `torch` read instead: then it is a ChangedError.
         """
         return self.source.view(self.offset, self.n_bytes)
 

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from aprfmt.errors import UsageError
+from aprfmt.types import construct
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -95,11 +96,11 @@ def rows(schema: type, kind: type[_Row]) -> dict[str, _Row]:
     for f in sorted(fields(schema), key=lambda f: f.name not in schema.__annotations__):
         if "help" in f.metadata:
             default = None if f.default is MISSING else f.default
-            found[f.name] = kind(**{"name": f.name, "default": default, **_form(str(f.type)), **f.metadata})
+            found[f.name] = construct(kind, {"name": f.name, "default": default, **_form(str(f.type)), **f.metadata})
     return found
 
 
-def _form(annotation: str) -> dict[str, Any]:
+def _form(annotation: str) -> dict[str, object]:
     kind = next(kind for part, kind in _KINDS if part in annotation)
     return {"kind": kind, "many": any(part in annotation for part in _LISTS)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 _T = TypeVar("_T")
@@ -30,6 +30,11 @@ JsonObject: TypeAlias = "dict[str, Json]"
 
 Numbers: TypeAlias = dict[str, float | None]
 """Measured numbers by name; None for one that was not measured. JSON data."""
+
+
+def construct(kind: Callable[..., _T], values: Mapping[str, object]) -> _T:
+    """`kind(**values)`, for values whose types were checked, or that come from `asdict` of the same class."""
+    return kind(**values)
 
 
 def paths_of(value: PathLike | Sequence[PathLike | _T]) -> list[PathLike | _T]:

@@ -20,7 +20,7 @@ from aprfmt.io.server_url import is_server
 from aprfmt.io.source import exists
 from aprfmt.llama.client import require_llama
 from aprfmt.texts.encoding import Encoder
-from aprfmt.texts.summary import SAMPLE_CHARS, summarise
+from aprfmt.texts.summary import SAMPLE_CHARS, DataJson, DataSourceJson, summarise
 from aprfmt.types import JsonObject
 from aprtrain.checkpoints.checkpoint import check_resumable, files_by_step, prepare_folder
 from aprtrain.config import Config, resolve, usual_values
@@ -240,7 +240,7 @@ class Plan(TypedDict):
     vocabulary: dict[str, object] | None
     compiled: bool
     nodes: NodesPlan | None
-    data: dict[str, Any]
+    data: DataJson
     config: JsonObject
     defaults: JsonObject
     kernels: Selection
@@ -317,7 +317,7 @@ def _plan_nodes(config: Config, s: Shape, n_bytes: int, device: torch.device, pr
     }
 
 
-def _plan_data(config: Config, pair: TrainingPair) -> dict[str, Any]:
+def _plan_data(config: Config, pair: TrainingPair) -> DataJson:
     """Size of each data source, estimated if it is long, and the number of passes over it."""
     paths, weights = split_sources(config.data)
     own = Path(config.output) if config.output is not None else None
@@ -325,15 +325,15 @@ def _plan_data(config: Config, pair: TrainingPair) -> dict[str, Any]:
         paths, weights, Encoder(pair.student.tokenizer), text_field=config.text_field, strict=config.strict, own=own,
         sample=SAMPLE_CHARS,
     )  # fmt: skip
-    body: dict[str, Any] = found.to_json()
+    body = found.to_json()
     needed = config.steps * config.tokens_per_step if config.steps is not None else None
     for source in body["sources"]:
         share = source["weight"] or (source["tokens"] / found.tokens if found.tokens else 0.0)
         source["passes"] = needed and needed * share / max(1, source["tokens"])
     body["passes"] = needed and needed / max(1, found.tokens)
-    scarce = max(body["sources"], key=lambda source: source["passes"] or 0.0, default=body)
-    scarce = body if scarce is body or scarce["weight"] is None else scarce
-    body["lasts"] = config.repeat or (scarce["passes"] or 0.0) <= (config.epochs or 1)
+    mixed = [source for source in body["sources"] if source["weight"] is not None]
+    scarce = max(mixed, key=lambda source: source["passes"] or 0.0, default=None)
+    body["lasts"] = config.repeat or ((scarce or body)["passes"] or 0.0) <= (config.epochs or 1)
     if not found.estimated:
         if found.documents < (2 if found.lengths and config.eval_data is None else 1):  # shards have no lengths
             raise RefusedError(
@@ -345,24 +345,24 @@ def _plan_data(config: Config, pair: TrainingPair) -> dict[str, Any]:
     return body
 
 
-def _check_lasts(config: Config, body: dict[str, Any], scarce: dict[str, Any]) -> None:
+def _check_lasts(config: Config, body: DataJson, scarce: DataSourceJson | None) -> None:
     """Refuses data too small for the run; estimated data only if they fall short by a factor of 2.
 
-    `scarce` is the first source of a mixture to run out, or all of the data.
+    `scarce` is the first source of a mixture to run out; None without a mixture.
     """
     if body["lasts"] or config.steps is None:
         return
     # A partial last step suffices. The run itself also excludes held-out documents and duplicates.
-    passes = scarce["passes"] * (min(config.steps, config.smoke or config.steps) - 1) / config.steps
+    used = scarce or body
+    passes = (used["passes"] or 0.0) * (min(config.steps, config.smoke or config.steps) - 1) / config.steps
     if passes > (config.epochs or 1) * (2 if body["estimated"] else 1):
-        about, whose = "about " if body["estimated"] else "", f" of {scarce['name']}" if "name" in scarce else ""
-        needed = round(config.steps * config.tokens_per_step * scarce.get("weight", 1))
+        about, whose = "about " if body["estimated"] else "", f" of {scarce['name']}" if scarce is not None else ""
+        weight = (scarce["weight"] if scarce is not None else None) or 1
+        needed = round(config.steps * config.tokens_per_step * weight)
         raise RefusedError(
-            f"{config.steps} steps need {needed} tokens{whose}, but the data has {about}{scarce['tokens']}: "
+            f"{config.steps} steps need {needed} tokens{whose}, but the data has {about}{used['tokens']}: "
             f"{about}{passes:.1f} epochs",
-            hint=more_data_hint(
-                math.ceil(passes), int(scarce["tokens"] / (scarce.get("weight") or 1)) // config.steps, config.seq_len
-            ),
+            hint=more_data_hint(math.ceil(passes), int(used["tokens"] / weight) // config.steps, config.seq_len),
         )
 
 

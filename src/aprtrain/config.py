@@ -11,12 +11,12 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from aprfmt.errors import UsageError
 from aprfmt.schema import OptionRow, option
 from aprfmt.schema import rows as option_rows
-from aprfmt.types import Json, JsonObject
+from aprfmt.types import Json, JsonObject, construct
 
 ENV_PREFIX = "APR_DISTILL_"
 _DISTILL, _PRETRAIN = ("distill",), ("pretrain",)
@@ -394,8 +394,9 @@ def usual_values(config: Config, asked: Config | None = None) -> JsonObject:
     Values that `asked`, the configuration before the run completed it, left to the run are those of `config`.
     """
     assert config.total_steps is not None
-    by_kind: dict[str, Any] = DEFAULTS[student_kind(config.student_init, config.shape)]
-    usual = resolve(Config(steps=config.steps, total_steps=config.total_steps, **by_kind))
+    by_kind = DEFAULTS[student_kind(config.student_init, config.shape)]
+    steps = {"steps": config.steps, "total_steps": config.total_steps}
+    usual = resolve(construct(Config, {**steps, **by_kind}))
     found = usual.to_json()
     chosen = [name for name in _AUTOMATIC if asked is not None and to_json(getattr(asked, name)) == found[name]]
     return (

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from aprfmt.errors import AprError, UsageError
 from aprfmt.io.server_url import is_server
 from aprfmt.io.settings import read_settings
-from aprfmt.types import PathLike
+from aprfmt.types import PathLike, construct
 from aprtrain.config import (
     DEFAULTS,
     ENV_PREFIX,
@@ -46,7 +45,7 @@ def build(
     from_file = _read_file(Path(file), rows) if file is not None else {}
     from_environment = dict(_read_environment(environment or {}, rows))
     from_command = {name: value for name, value in given.items() if value is not None and value != ()}
-    values: dict[str, Any] = {name: check_value(rows[name], value, str(file)) for name, value in from_file.items()}
+    values: dict[str, object] = {name: check_value(rows[name], value, str(file)) for name, value in from_file.items()}
     values |= {name: check_value(rows[name], text, variable) for name, (text, variable) in from_environment.items()}
     lines = [
         f"{variable} is overridden by {rows[name].flag}"
@@ -55,14 +54,15 @@ def build(
         for name, (_, variable) in from_environment.items()
     ]
     values |= {name: check_value(rows[name], value, rows[name].flag) for name, value in from_command.items()}
-    by_kind = DEFAULTS[student_kind(values.get("student_init"), values.get("shape"))]
+    init, shape = (None if (text := values.get(name)) is None else str(text) for name in ("student_init", "shape"))
+    by_kind = DEFAULTS[student_kind(init, shape)]
     usual = {name: value for name, value in by_kind.items() if name in rows}
     if "seq_len" not in values and (shortest := _shortest_context(values)) is not None:
         path, positions = shortest
         if positions < Config.seq_len:
             usual["seq_len"] = 1 << positions.bit_length() - 1  # a divisor of the usual --tokens-per-step
             lines.append(f"--seq-len is {usual['seq_len']}, since the context length of {path} is {positions}")
-    config = Config(**usual | values)
+    config = construct(Config, {**usual, **values})
     _check_together(config, command)
     unused = [rows[name].flag for name in rows if name in values and rows[name].place == "save"]
     if config.smoke is not None and unused:

@@ -8,19 +8,41 @@ import statistics
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from aprfmt.api import qa
 from aprfmt.errors import AprError, StorageError
 from aprfmt.inspection.run_report import PAGE, write_report
 from aprfmt.text import format_clock
-from aprfmt.types import JsonObject, Numbers
+from aprfmt.types import JsonObject, Numbers, construct
 from aprtrain import budget, guards
 from aprtrain.checkpoints.adapter import save_adapter
 from aprtrain.loop import Trainer
 from aprtrain.memory import total
 from aprtrain.report.metrics import Recorder
 from aprtrain.resume import Saved
+
+
+class QaGate(TypedDict):
+    """What a run keeps of a gate of `apr qa`: id, status, and whether the model cannot pass without it."""
+
+    id: str
+    status: str
+    required: bool
+
+
+class QaOutcome(TypedDict):
+    """The result of --qa.
+
+    Attributes:
+        passed: whether the model passed.
+        gates: the gates that ran.
+        error: why `apr qa` itself failed, if it did.
+    """
+
+    passed: bool
+    gates: list[QaGate]
+    error: NotRequired[str]
 
 
 class Summary(TypedDict):
@@ -61,7 +83,7 @@ class Summary(TypedDict):
     projected_seconds: NotRequired[float]
     interrupted: NotRequired[int]
     early: NotRequired[str]
-    qa: NotRequired[dict[str, Any]]
+    qa: NotRequired[QaOutcome]
     damaged: NotRequired[list[JsonObject]]
 
 
@@ -156,7 +178,7 @@ def _finish(trainer: Trainer, saved: Saved, *, is_done: bool) -> Path | None:
     return model
 
 
-def _run_qa(model: Path, recorder: Recorder) -> dict[str, object]:
+def _run_qa(model: Path, recorder: Recorder) -> QaOutcome:
     """Runs `apr qa` on the model in llama.cpp; an error counts as not passed."""
     recorder.log("running apr qa on the model in llama.cpp")
     try:
@@ -166,7 +188,7 @@ def _run_qa(model: Path, recorder: Recorder) -> dict[str, object]:
     finally:
         recorder.doing("")
     recorder.record("qa", {"passed": report.passed})
-    return report.to_json()
+    return construct(QaOutcome, report.to_json())
 
 
 def _summarise(trainer: Trainer, command: str, model: Path | None, seconds: float) -> Summary:

@@ -8,15 +8,16 @@ import os
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from aprfmt.errors import CorruptError, NotFoundError, RefusedError, UnknownFormatError, UsageError, storage_errors
 from aprfmt.inspection.run_report import METADATA, is_run
 from aprfmt.limits import MAX_REPORTED_BYTES
 from aprfmt.texts.corpus import OtherDataError
 from aprfmt.texts.sources import HEADER, split_weights
-from aprfmt.types import JsonObject
+from aprfmt.types import JsonObject, construct
 from aprtrain.config import Config, is_value
 
 _PATHS = ("teacher", "teacher_logprobs", "student", "init", "like", "shape", "eval_data")
@@ -114,8 +115,7 @@ def _read(path: Path) -> JsonObject:
 
 
 def _config(values: Mapping[str, object]) -> Config:
-    given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
-    return Config(**given)
+    return construct(Config, {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()})
 
 
 def _with_paths(config: Config, started_in: Path | None) -> Config:
@@ -126,13 +126,14 @@ def _with_paths(config: Config, started_in: Path | None) -> Config:
     def absolute(path: str) -> str:
         return path if "://" in path or not (started_in / path).exists() else str(started_in / path)
 
-    changed: dict[str, Any] = {name: absolute(path) for name in _PATHS if (path := getattr(config, name)) is not None}
+    changed = {name: absolute(path) for name in _PATHS if (path := getattr(config, name)) is not None}
     has_weights = bool(split_weights(config.data)[1])
     split = (given.rpartition(":") if has_weights else (given, "", "") for given in config.data)
-    changed["data"] = tuple(f"{absolute(path)}{colon}{weight}" for path, colon, weight in split)
+    data = tuple(f"{absolute(path)}{colon}{weight}" for path, colon, weight in split)
     if config.student_init is not None and config.student_init.endswith(".json"):
         changed["student_init"] = absolute(config.student_init)
-    return replace(config, **changed)
+    edited: Callable[..., Config] = partial(replace, config, data=data)
+    return construct(edited, changed)
 
 
 def _extended(config: Config, steps: int | None) -> tuple[Config, list[str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from arch_models import has_gguf
 
-from aprfmt.arch import rope, rope_factors, yarn
+from aprfmt.arch import rope, rope_factors, rope_gguf, yarn
 from aprfmt.arch.differences import differences
 from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.arch.grammar import is_needed
@@ -77,7 +77,7 @@ def test_rope_factors_are_written_where_the_graph_reads_them(row: Architecture) 
     assert bool(rope_factors.factor_tensors(h, row)) == reads
     if any(key.role == "rope" for key in row.keys) and not reads:
         with pytest.raises(RefusedError, match=r"rope_type is 'llama3', which llama.cpp's .* does not support"):
-            rope.to_gguf(h, row)
+            rope_gguf.to_gguf(h, row)
 
 
 def test_networks_that_load_factors_and_ignore_them() -> None:
@@ -233,12 +233,12 @@ def test_layers_with_a_window_take_no_factor_of_the_others() -> None:
     sliding = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
     h = Hyperparams(rope_theta=1e6, head_dim=16, extra={"rope_scaling": yarn_of, "rope_layers": sliding})
     row = ARCHITECTURES["gemma3_text"]
-    assert rope.runtime_scales(h, row)[1] == pytest.approx(1)
+    assert rope_gguf.runtime_scales(h, row)[1] == pytest.approx(1)
     h.extra["rope_scaling"] = {**yarn_of, "attention_factor": 1.3}
     with pytest.raises(RefusedError, match=r"scales RoPE by 1.3; llama.cpp's gemma3 would scale that of sliding"):
-        rope.runtime_scales(h, row)
+        rope_gguf.runtime_scales(h, row)
     del h.extra["rope_layers"]
-    assert rope.runtime_scales(h, row)[1] > 1
+    assert rope_gguf.runtime_scales(h, row)[1] > 1
 
 
 def test_the_loader_decides_whether_a_tied_head_is_repeated() -> None:

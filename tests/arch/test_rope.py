@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from arch_cases import DIMS, LINEAR, LLAMA3, LLAMA3_FACTORS, YARN
 
-from aprfmt.arch import rope, rope_factors
+from aprfmt.arch import rope, rope_factors, rope_gguf
 from aprfmt.arch.blocks.decoder import DECODER, ROPE_DIM
 from aprfmt.arch.hparams import from_gguf, from_hf_config, to_gguf, to_hf_config
 from aprfmt.arch.hyperparams import Hyperparams
@@ -145,7 +145,7 @@ def test_scaling_that_windows_would_not_have_is_refused() -> None:
     for kind in ("linear", "yarn"):
         h = Hyperparams(head_dim=16, extra={"rope_scaling": {"rope_type": kind, "factor": 8.0}})
         with pytest.raises(RefusedError, match=f"rope_type is '{kind}': llama.cpp's muse-glimmer applies no RoPE"):
-            rope.to_gguf(h, muse)
+            rope_gguf.to_gguf(h, muse)
 
 
 def test_the_name_that_a_family_has_for_a_partial_rotation() -> None:

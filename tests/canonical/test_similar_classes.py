@@ -46,7 +46,7 @@ def imported(folder: Path, arch: str | None = "auto-similar") -> aprfmt.Report:
 def test_a_class_that_is_a_known_one_is_read_as_it(row: str, tmp_path: Path) -> None:
     report = imported(renamed(row, tmp_path / "model"))
     assert report.architecture == row
-    assert f"OurForCausalLM is unknown: read as {row}, whose tensors and config keys it has" in report.warnings
+    assert f"unknown class OurForCausalLM: read as {row}, which has the same tensors and config keys" in report.warnings
 
 
 def test_its_gguf_is_that_of_the_known_class(folder: Path, tmp_path: Path) -> None:

@@ -313,7 +313,7 @@ def test_demo(apr: Apr, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert done.stdout.startswith(f"apr demo on {tiny_gguf}\n")
     monkeypatch.delenv("APR_DEMO_MODEL", raising=False)
     monkeypatch.setattr("aprfmt.cli.demo.find_spec", lambda name: None)
-    assert apr("demo").stdout.startswith("apr demo on the tiny model of the package\n")
+    assert apr("demo").stdout.startswith("apr demo on the bundled tiny model\n")
     assert apr("demo", "-o", tmp_path / "mine").stdout.startswith(f"apr demo on {tmp_path / 'mine'}")
     monkeypatch.setenv("APR_DEMO_MODEL", str(tiny_gguf))
     body = apr("demo", "--json").json

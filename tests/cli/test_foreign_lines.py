@@ -18,7 +18,7 @@ from plain_models import write_adapter, write_folder
 from train_corpora import functions
 
 import aprfmt
-from aprfmt.cli import foreign_options, habits, other_names, other_tools
+from aprfmt.cli import foreign_commands, foreign_options, other_names, other_tools
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.failures import meant
 from aprfmt.cli.group import build as build_group
@@ -143,14 +143,14 @@ def test_what_the_tables_name_exists() -> None:
 
     assert options(foreign_options.OPTIONS) <= known
     assert {*foreign_options.OPTIONS_OF} <= {*COMMANDS}
-    assert {*other_names.SAME.values()} <= {*habits.HABITS, *COMMANDS}
-    assert not {*other_names.SAME} & {*habits.HABITS, *COMMANDS}
-    assert {*other_names._NAMES} <= {*habits.HABITS, *COMMANDS}
-    for name, habit in habits.HABITS.items():
-        command = habit.ours.split()[:1]
+    assert {*other_names.SAME.values()} <= {*foreign_commands.FOREIGN, *COMMANDS}
+    assert not {*other_names.SAME} & {*foreign_commands.FOREIGN, *COMMANDS}
+    assert {*other_names._NAMES} <= {*foreign_commands.FOREIGN, *COMMANDS}
+    for name, foreign in foreign_commands.FOREIGN.items():
+        command = foreign.ours.split()[:1]
         assert {*command} <= {*COMMANDS}, name
         mine = {option for p in group.commands[command[0]].params for option in p.opts} if command else set()
-        assert {word for word in map(_option_of, habit.ours.split()) if word} <= mine, name
+        assert {word for word in map(_option_of, foreign.ours.split()) if word} <= mine, name
 
 
 def _option_of(word: str) -> str:
@@ -210,7 +210,7 @@ def test_another_program_is_named_with_its_whole_line(
     assert f"{program} is another program, not installed here\nhint: {hint}\n" in done.stderr
     (tmp_path / program).write_text("#!/bin/sh\n")
     (tmp_path / program).chmod(0o755)
-    assert f"and is installed here: {tmp_path / program}\nhint: {hint}\n" in apr(*shlex.split(typed)).stderr
+    assert f"installed here as {tmp_path / program}\nhint: {hint}\n" in apr(*shlex.split(typed)).stderr
 
 
 def test_an_option_is_added_to_the_whole_line(apr: Any, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def test_the_base_of_an_adapter_is_suggested_by_its_name(world: Path, tmp_path: 
     (tmp_path / "tiny-lora" / "config.json").unlink()
     done = apr("convert-lora", tmp_path / "tiny-lora")
     line, why = done.stderr.partition("hint: apr ")[2].splitlines()
-    assert why.strip() == f"{tmp_path / 'tiny'} is taken as the base, by its name"
+    assert why.strip() == f"{tmp_path / 'tiny'} is taken as the base model because of its name"
     assert line.startswith(f"convert {tmp_path / 'tiny-lora'} --base {tmp_path / 'tiny'} -o ")
 
 
@@ -436,7 +436,7 @@ def test_templates_are_set_by_other_names_and_tried_by_the_hint(world: Path, tmp
     assert apr("meta", "template", "render", model).stdout.strip() == "<Hello>"
     for words in (("--template", template), ("--chat-template", template), (f"chat_template=@{template}",)):
         done = apr("meta", "set", model, *words)
-        assert done.stdout == f"unchanged {model}: it has these values\n", done.stderr
+        assert done.stdout == f"{model} is unchanged: it already has these values\n", done.stderr
     refused = apr("meta", "set", model, "--template", broken)
     assert refused.code == 5
     line = refused.stderr.partition("hint: ")[2]
@@ -515,7 +515,7 @@ def test_a_signature_is_not_answered_by_a_checksum(
     shutil.copy(world / "m.gguf", "m.gguf")
     done = apr("verify", "m.gguf")
     assert done.code == 2, "a script that forgets the key must not pass"
-    assert "hint: apr validate m.gguf\n      this checks the file itself; apr verify FILE --key KEY" in done.stderr
+    assert "hint: apr validate m.gguf\n      apr validate checks the file itself; apr verify FILE --key" in done.stderr
     with monkeypatch.context() as terminal:
         terminal.setattr(sys.stdout, "isatty", lambda: True)
         assert suggested("verify m.gguf") == ("validate m.gguf", True)

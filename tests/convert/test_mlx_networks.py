@@ -94,7 +94,7 @@ def test_a_folder_of_mlx_comes_back_and_decodes_to_the_checkpoint(case: str, mad
 @pytest.mark.parametrize(
     ("case", "changed", "why"),
     [
-        ("qwen3_5_text", {}, "mlx_lm has qwen3_5_text only as the language model of another network"),
+        ("qwen3_5_text", {}, "mlx_lm has qwen3_5_text only as the language model inside a larger network"),
         ("llama4_text", {}, r"mlx_lm's network has no model\.layers\.1\.feed_forward\.router\.weight"),
         ("deci/blocks", {}, r"mlx_lm's network has no model\.layers\.2\.self_attn\.linear_attn\.weight"),
         ("bailing_moe_linear", {"norm_head": True}, "mlx_lm changes the values of the head if norm_head is true"),

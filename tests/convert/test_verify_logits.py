@@ -129,7 +129,7 @@ def test_usage(folders: dict[str, Path], tiny_gguf: Path, tmp_path: Path) -> Non
     assert "--verify=logits" in str(caught.value.hint)
     with pytest.raises(UsageError, match="verify must be True, False or"):
         aprfmt.convert_model(tiny_gguf, tmp_path / "m.gguf", verify="sums")
-    with pytest.raises(UsageError, match="this command changes them"):
+    with pytest.raises(UsageError, match="which this command changes"):
         aprfmt.prune_model(tiny_gguf, tmp_path / "m.gguf", keep_layers=[0], verify="logits")
     assert not list(tmp_path.iterdir())
 

@@ -230,7 +230,7 @@ def test_a_tensor_that_the_loader_does_not_read_fails_validation(tmp_path: Path)
         tmp_path / "m.gguf", tmp_path / "added.gguf", rename={"blk.0.attn_norm.weight": "blk.0.odd.weight"}
     )
     said = [check.message for check in aprfmt.validate(added).checks if check.id == "metadata.runtime"]
-    assert "llama.cpp does not load the file: blk.0.odd.weight is not a tensor of its 'llama'" in said
+    assert "llama.cpp cannot load the file: blk.0.odd.weight is not a tensor of its 'llama'" in said
 
 
 def test_norms_of_64_bits_are_f32_in_a_gguf(tmp_path: Path) -> None:

@@ -277,6 +277,19 @@ def test_the_documents_have_every_command_and_exit_code() -> None:
         assert re.search(rf"^\| {code} \|", page, re.MULTILINE), f"docs/commands.md does not explain exit code {code}"
 
 
+def test_the_guide_for_contributors_names_functions_that_exist() -> None:
+    """`module.name` in CONTRIBUTING.md is a name of that module."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    places: dict[str, list[str]] = {}
+    for path in (*SRC.rglob("*.py"), *(ROOT / "tests" / "support").glob("*.py")):
+        places.setdefault(path.stem, []).append(path.read_text())
+    named = [found for found in re.findall(r"`([a-z_]\w*)\.([A-Za-z_]\w*)[`(]", text) if found[0] in places]
+    assert len(named) > 5
+    for module, name in named:
+        found = any(re.search(rf"^(def |class |async def )?{name}\b", code, re.MULTILINE) for code in places[module])
+        assert found or name in ("py", "sig"), f"CONTRIBUTING.md: {module} has no {name}"
+
+
 def test_the_documents_have_every_key_of_a_conversion() -> None:
     from dataclasses import fields
 

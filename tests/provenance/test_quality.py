@@ -30,7 +30,7 @@ def test_what_is_missing_is_named(folder: Folder) -> None:
     assert found["provenance"]["points"] == 8
     assert found["provenance"]["found"] == {"license": "gemma", "data_source": "a/b"}
     assert found["provenance"]["missing"] == ["license 'gemma' is not an SPDX id", "data_license"]
-    assert found["tokenizer"]["missing"] == ["no tokens embedded"]
+    assert found["tokenizer"]["missing"] == ["no tokenizer embedded"]
 
 
 def test_stated_dims_are_held_against_the_tensors(folder: Folder) -> None:

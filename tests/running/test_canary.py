@@ -90,8 +90,8 @@ def _another_tokenizer(source: Path, target: Path) -> Path:
 FAULTS: dict[str, tuple[Callable[[Path, Path], Path], int | None, str]] = {
     "rope base": (_key("llama.rope.freq_base", 100.0), 0, "layer 0"),
     "norm epsilon": (_key("llama.attention.layer_norm_rms_epsilon", 0.1), 0, "layer 0"),
-    "chat template": (_key("tokenizer.chat_template", "{{ messages[0].content }}"), None, "another chat template"),
-    "tokenizer": (_another_tokenizer, None, "another tokenizer"),
+    "chat template": (_key("tokenizer.chat_template", "{{ messages[0].content }}"), None, "the chat template differs"),
+    "tokenizer": (_another_tokenizer, None, "the tokenizer differs"),
     "rows of Q and K": (_reordered, 1, "layer 1"),
     "gate and up swapped": (lambda s, t: _swap(s, t, "blk.2.ffn_gate.weight", "blk.2.ffn_up.weight"), 2, "layer 2"),
     "a zeroed layer": (lambda s, t: broken_models.zeroed(s, t, 3), 3, "layer 3"),
@@ -133,7 +133,7 @@ def test_one_bit_of_one_weight_is_seen_by_exact(sound: Path, tmp_path: Path) -> 
     assert report.passed
     assert (report.greedy, report.first_change) == (1.0, 2)
     report = aprfmt.check_canary(broken, canary_of(sound), exact=True)
-    assert report.findings == ["layer 2 is the first whose states are not the same bits"]
+    assert report.findings == ["layer 2 is the first layer whose states are not bit-identical"]
 
 
 def test_a_quantization_passes_within_its_band_and_says_how_far_it_is(sound: Path, tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def test_no_package(gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
     [
         (("Hi", "--system", "x"), 2, "no chat template"),
         (("Hi", "--raw", "--system", "x"), 2, "a system message needs a chat template"),
-        (("Hi", "--top-p", "0.5"), 2, "top_p has no effect without a temperature"),
+        (("Hi", "--top-p", "0.5"), 2, "top_p has no effect at temperature 0"),
         (("Hi", "--temperature", "nan"), 2, "temperature must be a number from 0 to 100"),
         (("Hi", "-n", "0"), 2, "max-tokens"),
         (("Hi", "--image", "absent.png"), 3, "absent.png: no such file"),

@@ -14,6 +14,7 @@ from train_corpora import shape_of_config, student_alone
 
 from aprfmt.errors import NotFoundError, RefusedError
 from aprfmt.texts.corpus import prepare
+from aprfmt.texts.summary import DataJson
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain import budget
 from aprtrain.budget import choose_pass, plan
@@ -137,7 +138,7 @@ def test_flops_of_a_known_network() -> None:
 def test_the_plan_says_what_the_data_are(corpus_file: Path, teacher_file: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"teacher": str(teacher_file), "student_init": "layers:1", "steps": 2}
 
-    def data(path: Path) -> dict[str, Any]:
+    def data(path: Path) -> DataJson:
         return plan("distill", train_runs.options("distill", path, None, smoke=1, **given))["data"]
 
     size = corpus_file.stat().st_size

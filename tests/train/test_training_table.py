@@ -182,7 +182,7 @@ def test_conversations_whose_answers_are_too_rare(refused: Refused, tmp_path: Pa
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     code, error = refused(more=("--data", str(path), "--repeat"))
     assert code == 5
-    assert re.search(r"no token to predict among the first \d+ of any document", error["message"])
+    assert re.search(r"no document has a token to predict among its first \d+", error["message"])
     assert "--seq-len" in error["hint"]
 
 

@@ -41,15 +41,10 @@ def config_of_tensors(shapes: Mapping[str, Shape]) -> JsonObject | None:
     }
     ffn: Json = next(iter(shapes.get("flow_lm.transformer.layers.0.linear1.weight", ())), None)
     return {
-        "architectures": ["FlowLMModel"],
-        "model_type": "pockettts",
-        "vocab_size": vocab,
-        "hidden_size": width,
-        "intermediate_size": ffn,
-        "num_hidden_layers": _depth(shapes, "flow_lm.transformer.layers"),
-        "num_attention_heads": width // _HEAD,
-        "audio_config": audio,
-    }
+        "architectures": ["FlowLMModel"], "model_type": "pockettts", "vocab_size": vocab, "hidden_size": width,
+        "intermediate_size": ffn, "num_hidden_layers": _depth(shapes, "flow_lm.transformer.layers"),
+        "num_attention_heads": width // _HEAD, "audio_config": audio,
+    }  # fmt: skip
 
 
 def _depth(shapes: Mapping[str, Shape], beginning: str) -> int:

@@ -170,8 +170,7 @@ class Converter:
         from_gguf: GGUF value -> config value; None: absent, DEFAULT: the row's default; ConfigKeys sets several.
         derive: computes an absent config key without a default from the others.
         normalize: the stored form of a config.json value: called for every config.json, also with None, when all its
-            keys
-            are read and before anything is derived from them. Returns what `from_gguf` may return.
+            keys are read and before anything is derived from them. Returns what `from_gguf` may return.
         from_target: the value of a draft model's key from the config.json of its target model, if its own lacks it.
         role: identifies the key to other modules; a constant of arch.row.
     """

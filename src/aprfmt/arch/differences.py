@@ -300,22 +300,13 @@ RULES_OF_ROW: dict[str, Callable[[Architecture, Hyperparams], object]] = {
 """The same, for words that depend on the architecture."""
 
 RULES: dict[str, Callable[[Hyperparams], object]] = {
-    "window": _has_window,
-    "chosen": _chooses_positions,
-    "two_thetas": _has_two_thetas,
-    "long_context": _has_long_context,
-    "fourth_section": _has_fourth_section,
-    "far_fourth_section": _has_far_fourth_section,
-    "other_exaone": _is_other_exaone,
-    "limited_steps": lambda h: h.extra.get(STEP_LIMITS),
-    "least_step": _has_least_step,
-    "two_epsilons": _has_two_epsilons,
-    "far_epsilons": _has_far_epsilons,
-    "lone_attention": _has_lone_attention,
-    "other_head_norm": _has_other_head_norm,
-    "layers": lambda h: h.num_layers,
-    "tied": lambda h: h.tied,
+    "window": _has_window, "chosen": _chooses_positions, "two_thetas": _has_two_thetas,
+    "long_context": _has_long_context, "fourth_section": _has_fourth_section,
+    "far_fourth_section": _has_far_fourth_section, "other_exaone": _is_other_exaone,
+    "limited_steps": lambda h: h.extra.get(STEP_LIMITS), "least_step": _has_least_step,
+    "two_epsilons": _has_two_epsilons, "far_epsilons": _has_far_epsilons, "lone_attention": _has_lone_attention,
+    "other_head_norm": _has_other_head_norm, "layers": lambda h: h.num_layers, "tied": lambda h: h.tied,
     "bare": lambda h: (h.hf_architecture or "").endswith("Model") or has_no_output(h.hf_architecture),
     "model_type": lambda h: h.hf_model_type,
-}
+}  # fmt: skip
 """Word of a `when` -> its meaning; any other word is a config.json key."""

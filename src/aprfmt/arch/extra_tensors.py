@@ -112,8 +112,8 @@ _NO_NETWORK = {
 
 def part_of(arch: Architecture | None, kv: Mapping[str, object], h: Hyperparams, all_names: Collection[str]) -> str:
     """What a GGUF contains that is not a network ("an adapter"); "" for a network, or a vocabulary only."""
-    told = (_NO_NETWORK.get(str(kv.get(f"general.{key}"))) for key in ("type", "architecture"))
-    if (found := next(filter(None, told), None)) is not None:
+    stated = (_NO_NETWORK.get(str(kv.get(f"general.{key}"))) for key in ("type", "architecture"))
+    if (found := next(filter(None, stated), None)) is not None:
         return found
     if arch is None or not h.num_layers or not n_drafts(arch, h):
         return ""

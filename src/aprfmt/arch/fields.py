@@ -10,6 +10,9 @@ from aprfmt.errors import AprError, CorruptError, RefusedError
 from aprfmt.io.jsonx import to_f32
 from aprfmt.light_dataclass import light_dataclass
 
+OTHER_FORMAT = "use another output format: -o NAME.apr, or -o NAME --format hf"
+"""The hint for what a GGUF cannot express."""
+
 GgufKey = tuple[str, str | tuple[str, str], object]
 """(key, type name as in GgufType or ("ARRAY", element type name), value)."""
 

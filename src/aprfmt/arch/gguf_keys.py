@@ -284,12 +284,12 @@ def _wrong_defaults(row: Architecture, kv: Mapping[str, object], shapes: Mapping
         "attn_v": (("attention.head_count_kv", "attention.value_length"), kv_heads * value),
         "attn_qkv": (("attention.head_count_kv", "attention.key_length"), heads * key + kv_heads * (key + value)),
     }
-    said: set[str] = set()
+    reported: set[str] = set()
     for name, shape in shapes.items():
         keys, rows = sides.get(name.removesuffix(".weight").rpartition(".")[2] if "blk." in name else "", ((), 0))
         absent = [suffix for suffix in keys if full_key(row, suffix) not in kv]
-        if name.endswith(".weight") and absent and shape and shape[0] != rows and absent[0] not in said:
-            said.add(absent[0])
+        if name.endswith(".weight") and absent and shape and shape[0] != rows and absent[0] not in reported:
+            reported.add(absent[0])
             yield full_key(row, absent[0]), f"is missing: {name} has {shape[0]} rows, but llama.cpp expects {rows}"
 
 

@@ -128,18 +128,10 @@ def _is_true(found: object, value: str) -> bool:
 # --- sizes ---
 
 FIELD_OF_SIZE = {
-    "vocab": "vocab_size",
-    "hidden": "hidden_size",
-    "ffn": "intermediate_size",
-    "heads": "num_heads",
-    "kv_heads": "num_kv_heads",
-    "head_dim": "head_dim",
-    "experts": "num_experts",
-    "experts_used": "num_experts_per_tok",
-    "moe_ffn": "moe_intermediate_size",
-    "positions": "max_position_embeddings",
-    "layers": "num_layers",
-}
+    "vocab": "vocab_size", "hidden": "hidden_size", "ffn": "intermediate_size", "heads": "num_heads",
+    "kv_heads": "num_kv_heads", "head_dim": "head_dim", "experts": "num_experts", "experts_used": "num_experts_per_tok",
+    "moe_ffn": "moe_intermediate_size", "positions": "max_position_embeddings", "layers": "num_layers",
+}  # fmt: skip
 """Standard size word -> its field of Hyperparams; `q` and `kv` are products of two."""
 
 
@@ -347,23 +339,15 @@ def _shares_kv(h: Hyperparams, layer: int) -> bool:
 
 
 LAYER_RULES: dict[str, Callable[[Hyperparams, int], bool]] = {
-    "moe": _is_moe,
-    "dense": lambda h, layer: not _is_moe(h, layer),
-    "first": lambda h, layer: layer == 0,
-    "ple": lambda h, layer: layer + 1 in (_list(h, "ple_layer_ids") or []),
-    "indexer": _has_indexer,
-    "compressor": lambda h, layer: bool(_ratio(h, layer)),
-    "hashed": _is_hashed,
-    "deepstack": lambda h, layer: layer in _deepstack(h),
-    "unread": _is_unread,
-    "pyramid": _is_in_pyramid,
-    "windowed": _has_window,
-    "layerwise": lambda h, layer: layer in NUMBERS[LAYERWISE](h),
+    "moe": _is_moe, "dense": lambda h, layer: not _is_moe(h, layer),
+    "first": lambda h, layer: layer == 0, "ple": lambda h, layer: layer + 1 in (_list(h, "ple_layer_ids") or []),
+    "indexer": _has_indexer, "compressor": lambda h, layer: bool(_ratio(h, layer)),
+    "hashed": _is_hashed, "deepstack": lambda h, layer: layer in _deepstack(h), "unread": _is_unread,
+    "pyramid": _is_in_pyramid, "windowed": _has_window, "layerwise": lambda h, layer: layer in NUMBERS[LAYERWISE](h),
     "spatial": lambda h, layer: layer in NUMBERS[SPATIAL](h),
-    "draft": lambda h, layer: h.num_layers is not None and layer >= h.num_layers,
-    "shares_kv": _shares_kv,
+    "draft": lambda h, layer: h.num_layers is not None and layer >= h.num_layers, "shares_kv": _shares_kv,
     "double_wide": lambda h, layer: bool(h.extra.get("use_double_wide_mlp")) and _shares_kv(h, layer),
-}
+}  # fmt: skip
 """Word of a `layers` condition -> predicate of a layer."""
 
 LAYER_SIZES = frozenset(("heads", "kv_heads", "ffn"))
@@ -371,17 +355,10 @@ LAYER_SIZES = frozenset(("heads", "kv_heads", "ffn"))
 
 LAYER_KINDS = frozenset(
     (
-        "full_attention",
-        "sliding_attention",
-        "attention",
-        "linear_attention",
-        "mamba",
-        "conv",
-        "conv_mixer",
-        "mlp",
+        "full_attention", "sliding_attention", "attention", "linear_attention", "mamba", "conv", "conv_mixer", "mlp",
         "moe",
     )
-)
+)  # fmt: skip
 """Words of a config's `layer_types` that rows distinguish; `kind=moe` is the type, `moe` alone the rule."""
 
 # --- numbers ---

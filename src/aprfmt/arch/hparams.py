@@ -20,6 +20,7 @@ from aprfmt.arch import rope
 from aprfmt.arch.converter import GgufKeys, Scope, check_layers, converter_of, flattened, language_part, look_up
 from aprfmt.arch.converters import common
 from aprfmt.arch.fields import (
+    OTHER_FORMAT,
     GgufKey,
     Misfit,
     as_float,
@@ -217,9 +218,9 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
         hf_class, model_type = row.hf_class, row.model_type
     if complete and model_type in EVEN_HEADS and h.hidden_size and h.num_heads and h.hidden_size % h.num_heads:
         raise RefusedError(
-            f"transformers' {hf_class} does not load a hidden_size ({h.hidden_size}) that num_attention_heads "
-            f"({h.num_heads}) does not divide",
-            hint="keep the GGUF, or write -o NAME.apr",
+            f"transformers' {hf_class} needs a hidden_size that is a multiple of num_attention_heads: "
+            f"{h.hidden_size} is not a multiple of {h.num_heads}",
+            hint="keep the GGUF, or convert it with -o NAME.apr",
         )
     # The row's keys, then everything else in `extra`; null if absence would mean something else.
     defaults = defaults_of(row, model_type)
@@ -500,14 +501,11 @@ def _gguf_side(scope: Scope) -> object:
         known = " or ".join(map(repr, allowed[:2]))
         raise RefusedError(
             f"{scope.name} is {value!r:.40}; a GGUF of architecture {scope.row.gguf!r} implies {known}",
-            hint="use another output format: -o NAME.apr, or -o NAME --format hf",
+            hint=OTHER_FORMAT,
         )
     unused = key.role == WINDOW and scope.config("use_sliding_window") is False
     if value == 0 and value is not False and key.gguf in _ZERO_IS_NONE and not unused:
-        raise RefusedError(
-            f"{scope.name} is 0; llama.cpp takes {key.gguf} 0 for absent",
-            hint="use another output format: -o NAME.apr, or -o NAME --format hf",
-        )
+        raise RefusedError(f"{scope.name} is 0; llama.cpp treats a {key.gguf} of 0 as absent", hint=OTHER_FORMAT)
     return converter_of(key).to_gguf(value, scope) if key.constant is None else key.constant
 
 
@@ -574,14 +572,10 @@ def to_apr(h: Hyperparams) -> dict[str, object]:
     """APR metadata: typed fields, `tied_embeddings`, the rest under `aprfmt.hparams`; no nulls."""
     extra = {key: getattr(h, key) for key in TOKEN_IDS if getattr(h, key) is not None} | h.extra
     out = {
-        "architecture": h.hf_model_type or h.architecture,
-        "hf_architecture": h.hf_architecture,
-        "hf_model_type": h.hf_model_type,
-        "rope_type": h.rope_type,
-        **{f.name: getattr(h, f.name) for f in FIELDS},
-        "tied_embeddings": h.tied,
-        EXTRA_KEY: extra or None,
-    }
+        "architecture": h.hf_model_type or h.architecture, "hf_architecture": h.hf_architecture,
+        "hf_model_type": h.hf_model_type, "rope_type": h.rope_type, **{f.name: getattr(h, f.name) for f in FIELDS},
+        "tied_embeddings": h.tied, EXTRA_KEY: extra or None,
+    }  # fmt: skip
     return {key: value for key, value in out.items() if value is not None}
 
 

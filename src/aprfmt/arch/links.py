@@ -150,22 +150,14 @@ class RowMapping:
     def to_json(self) -> dict[str, object]:
         """A JSON object without empty fields; a run of equal shapes is written once, with its length."""
         body = {
-            "before": _runs(self.before),
-            "after": _runs(self.after),
+            "before": _runs(self.before), "after": _runs(self.after),
             "orders": [[name, *args] for name, args in self.orders],
-            "columns": [[name, *args] for name, args in self.columns],
-            "transposed": self.transposed,
-            "flat": self.flat,
-            "skip": self.skip,
-            "cut": self.cut,
-            "lead": self.lead,
-            "trail": self.trail,
-            "repeats": self.repeats,
+            "columns": [[name, *args] for name, args in self.columns], "transposed": self.transposed, "flat": self.flat,
+            "skip": self.skip, "cut": self.cut, "lead": self.lead, "trail": self.trail, "repeats": self.repeats,
             "scales": [[rows, *numbers] for rows, numbers in self.scales],
-            "after_transposed": any(self.after_transposed) and list(self.after_transposed),
-            "value": self.value,
+            "after_transposed": any(self.after_transposed) and list(self.after_transposed), "value": self.value,
             "pack": self.pack,
-        }
+        }  # fmt: skip
         return {key: value for key, value in body.items() if value}
 
     @classmethod
@@ -174,28 +166,19 @@ class RowMapping:
         if not isinstance(body, Mapping):
             raise TypeError("a row mapping must be an object")
         mapping = cls(
-            _read_shapes(body["before"]),
-            _read_shapes(body["after"]),
-            _read_orders(body.get("orders", [])),
-            _read_orders(body.get("columns", [])),
-            body.get("transposed") is True,
-            tuple(flag is True for flag in _list(body.get("after_transposed", []))),
-            str(body.get("value", "")),
-            str(body.get("pack", "")),
-            body.get("flat") is True,
-            _size(body.get("skip", 0)),
-            _read_scales(body.get("scales", [])),
-            _size(body.get("cut", 0)),
-            _size(body.get("lead", 0)),
-            _size(body.get("trail", 0)),
-            body.get("repeats") is True,
-        )
+            _read_shapes(body["before"]), _read_shapes(body["after"]), _read_orders(body.get("orders", [])),
+            _read_orders(body.get("columns", [])), body.get("transposed") is True,
+            tuple(flag is True for flag in _list(body.get("after_transposed", []))), str(body.get("value", "")),
+            str(body.get("pack", "")), body.get("flat") is True, _size(body.get("skip", 0)),
+            _read_scales(body.get("scales", [])), _size(body.get("cut", 0)), _size(body.get("lead", 0)),
+            _size(body.get("trail", 0)), body.get("repeats") is True,
+        )  # fmt: skip
         check_value_map(mapping.value)
         if mapping.pack not in ("", *PACKS):
             raise ValueError("unknown packing")
         flags = mapping.after_transposed
         if not mapping.before or not mapping.after or (flags and len(flags) != len(mapping.after)):
-            raise ValueError("a row mapping without tensors")
+            raise ValueError("a row mapping needs at least one tensor")
         if not mapping.pack:
             mapping.check(tensor)
         return mapping
@@ -297,17 +280,10 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
 
     before, after = _both_sides(row, hf, gguf, sizes, shapes)
     mapping = RowMapping(
-        before,
-        after,
-        orders(row.order),
-        orders(row.columns),
-        row.transposed,
-        row.gguf_transposed * (len(gguf) // len(row.gguf)),
-        value(),
-        row.pack,
-        row.flat,
+        before, after, orders(row.order), orders(row.columns), row.transposed,
+        row.gguf_transposed * (len(gguf) // len(row.gguf)), value(), row.pack, row.flat,
         size(row.skip) if row.skip else 0,
-    )
+    )  # fmt: skip
     if row.cut:
         mapping = replace(mapping, cut=size(row.cut))
     if row.lead or row.trail:
@@ -349,8 +325,8 @@ def _both_sides(
         shapes = {name: shape for name, shape in shapes.items() if name not in both}
     per_name = len(hf) // len(row.hf)
     dims = row.dims * len(row.hf)  # one for all names, or one each
-    told = ((name, dims[i // per_name]) for i, name in enumerate(hf))
-    sizes = {**_free_sizes((*told, *zip(gguf, row.gguf_dims, strict=False)), shapes), **sizes}
+    stated = ((name, dims[i // per_name]) for i, name in enumerate(hf))
+    sizes = {**_free_sizes((*stated, *zip(gguf, row.gguf_dims, strict=False)), shapes), **sizes}
     before = [_shape_of(name, dims[i // per_name], sizes, shapes) for i, name in enumerate(hf)]
     after_dims = row.gguf_dims * (len(gguf) // len(row.gguf)) or (None,) * len(gguf)
     after = [_shape_of(name, d, sizes, shapes) for name, d in zip(gguf, after_dims, strict=True)]
@@ -368,10 +344,10 @@ def _both_sides(
     return tuple(s for s in before if s is not None), tuple(s for s in after if s is not None)
 
 
-def _free_sizes(told: Iterable[tuple[str, str]], shapes: Mapping[str, Shape]) -> dict[str, int]:
+def _free_sizes(stated: Iterable[tuple[str, str]], shapes: Mapping[str, Shape]) -> dict[str, int]:
     """The sizes that no key states (ANY), from the shapes of the tensors that are present: names with their dims."""
     found: dict[str, int] = {}
-    for name, dims in told:
+    for name, dims in stated:
         words = dims_of(dims)
         if name in shapes and len(shapes[name]) == len(words):
             found |= {word: size for word, size in zip(words, shapes[name], strict=True) if word.startswith(ANY)}

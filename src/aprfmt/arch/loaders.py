@@ -84,20 +84,13 @@ def loader_of(gguf: str) -> Loader | None:
     return Loader(
         required=frozenset(line["keys"]["required"]),
         optional=frozenset((*line["keys"]["optional"], *base["keys"]["optional"])),
-        own=frozenset((*line["keys"]["required"], *line["keys"]["optional"])),
-        needed=frozenset(tensors["required"]),
+        own=frozenset((*line["keys"]["required"], *line["keys"]["optional"])), needed=frozenset(tensors["required"]),
         known=frozenset((*tensors["required"], *tensors["optional"], *base["tensors"]["optional"])),
-        rope_factors=frozenset(line["rope_factors"]),
-        window_factor=line["window_factor"],
-        period=line["period"],
-        full_first=line["full_first"],
-        square=frozenset(line["square"]),
-        first_rotation=line["first_rotation"],
-        scales_scores=line["scores"],
-        scales=frozenset(line["scales"]),
-        memory=line["memory"],
+        rope_factors=frozenset(line["rope_factors"]), window_factor=line["window_factor"], period=line["period"],
+        full_first=line["full_first"], square=frozenset(line["square"]), first_rotation=line["first_rotation"],
+        scales_scores=line["scores"], scales=frozenset(line["scales"]), memory=line["memory"],
         asserts=frozenset(line["asserts"]),
-    )
+    )  # fmt: skip
 
 
 def needs_head(gguf: str) -> bool:

@@ -100,7 +100,7 @@ def why_refused(row: Architecture, h: Hyperparams, names: Collection[str], *, wr
     """
     network = NETWORKS[row.id]
     if row.id in ONLY_INSIDE and not wrapped:
-        return f"mlx_lm has {h.hf_model_type or row.id} only as the language model of another network"
+        return f"mlx_lm has {h.hf_model_type or row.id} only as the language model inside a larger network"
     absent = network.absent if wrapped else (*network.absent, *network.absent_alone)
     if found := next((name for name in names if absent and name.endswith(absent)), None):
         return f"mlx_lm's network has no {found}"

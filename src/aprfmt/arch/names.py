@@ -519,12 +519,12 @@ def config_keys_from_shapes(arch: Architecture, h: Hyperparams, shapes: Mapping[
 
     A row needs one value of them ("gating=per-element") for a tensor that has another shape otherwise.
     """
-    told: dict[str, str] = {}
+    stated: dict[str, str] = {}
     for row in arch.tensors:
         match, name = _ONE_VALUE.fullmatch(row.need), spell(row.gguf[0], 0) if row.gguf else ""
         if match is not None and name in shapes and shape_of(row.dims[0], sizes_of(h, 0)) == shapes[name]:
-            told[match[1]] = match[2]
-    return told
+            stated[match[1]] = match[2]
+    return stated
 
 
 def sizes_of_tensors(arch: Architecture, shapes: Mapping[str, Shape]) -> dict[str, int]:

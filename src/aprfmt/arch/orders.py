@@ -68,13 +68,9 @@ def _parts(rows: Array, args: Sequence[int]) -> Array:
 
 
 ORDERS: dict[str, tuple[Callable[[Array, Sequence[int]], Array], range]] = {
-    "swap": (_swap, range(3, 4)),
-    "deal": (_deal, range(2, 9)),
-    "tail": (_tail, range(4, 5)),
-    "head": (_head, range(4, 5)),
-    "each": (_each, range(4, 6)),
-    "parts": (_parts, range(2, 9)),
-}
+    "swap": (_swap, range(3, 4)), "deal": (_deal, range(2, 9)), "tail": (_tail, range(4, 5)),
+    "head": (_head, range(4, 5)), "each": (_each, range(4, 6)), "parts": (_parts, range(2, 9)),
+}  # fmt: skip
 """Name -> (permutation of rows that check_order has accepted, number of integers)."""
 
 

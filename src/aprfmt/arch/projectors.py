@@ -1,14 +1,14 @@
 """Granite 4 Vision's projectors: the tower layer that each reads, and the language model layer that it feeds.
 
 Its config.json has two lists, of layerwise projectors and of spatial ones (corners of patch groups), each numbered from
-0.
-A GGUF has one list, in the order of the language model's layers.
+0. A GGUF has one list, in the order of the language model's layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from aprfmt.arch.fields import OTHER_FORMAT
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.light_dataclass import light_dataclass
@@ -38,13 +38,13 @@ class Projector:
     text_layer: int
 
 
-def projectors(told: Mapping[str, object], n_text: int | None) -> list[Projector]:
+def projectors(stated: Mapping[str, object], n_text: int | None) -> list[Projector]:
     """All projectors of a config.json's lists, in a GGUF's order; `n_text` is the language model's number of layers.
 
     Raises CorruptError for invalid lists.
     """
-    pairs, targets = told.get(MAP) or [], told.get(TARGETS) or []
-    last = -1 if told.get(SPATIAL_LAYER) is None else told[SPATIAL_LAYER]
+    pairs, targets = stated.get(MAP) or [], stated.get(TARGETS) or []
+    last = -1 if stated.get(SPATIAL_LAYER) is None else stated[SPATIAL_LAYER]
     if not isinstance(pairs, list) or not all(_is_numbers(pair) and len(pair) == 2 for pair in pairs):
         raise CorruptError(f"{MAP} is {pairs!r:.60}, not pairs of layers")
     if not _is_numbers(targets) or not isinstance(targets, list):
@@ -70,15 +70,14 @@ def _is_numbers(value: object) -> bool:
 def check(found: list[Projector]) -> None:
     """Raises RefusedError for what llama.cpp's network does not support."""
     layers = [one.text_layer for one in found]
-    hint = "use another output format: -o NAME.apr, or -o NAME --format hf"
     if twice := [layer for layer in layers if layers.count(layer) > 1]:
         what = f"two projectors feed layer {twice[0]} of the language model; llama.cpp supports one"
-        raise RefusedError(what, hint=hint)
+        raise RefusedError(what, hint=OTHER_FORMAT)
     if layers and layers[0] != 0:
         raise RefusedError(
             f"no projector feeds layer 0 of the language model, the first feeds layer {layers[0]}: llama.cpp uses the "
             "first one's features as embeddings",
-            hint=hint,
+            hint=OTHER_FORMAT,
         )
 
 
@@ -96,12 +95,12 @@ NUMBERS: dict[str, Callable[[Hyperparams], list[int]]] = {kind: _numbers_of(kind
 """Kind -> the GGUF indices of its projectors, in the order of config.json."""
 
 
-def deepstack_mapping(told: Mapping[str, object], n_text: int) -> list[int]:
+def deepstack_mapping(stated: Mapping[str, object], n_text: int) -> list[int]:
     """For each layer of the language model the index of the projector that feeds it, -1 if none.
 
     The first projector yields the image embeddings themselves, and is not listed.
     """
-    found = projectors(told, n_text)
+    found = projectors(stated, n_text)
     check(found)
     if found and found[-1].text_layer >= n_text:
         raise CorruptError(f"a projector feeds layer {found[-1].text_layer} of a language model with {n_text} layers")
@@ -111,9 +110,9 @@ def deepstack_mapping(told: Mapping[str, object], n_text: int) -> list[int]:
 
 def fed_layers(h: Hyperparams) -> dict[int, int]:
     """Layers of the language model -> the indices of the projectors that feed them, from any source."""
-    told = h.extra.get(DEEPSTACK)
-    if isinstance(told, list):
-        return {layer: number for layer, number in enumerate(told) if type(number) is int and number >= 0}
+    stated = h.extra.get(DEEPSTACK)
+    if isinstance(stated, list):
+        return {layer: number for layer, number in enumerate(stated) if type(number) is int and number >= 0}
     return {one.text_layer: i for i, one in enumerate(projectors(h.extra, h.num_layers)) if i}
 
 

@@ -1,10 +1,10 @@
-"""Rotary embedding parameters: Hugging Face dicts, GGUF keys and GGUF factor tensors.
+"""Rotary embedding parameters: Hugging Face dicts, and what they mean in numbers. rope_gguf.py has the GGUF keys.
 
 In Hyperparams they are `rope_theta` and, in `extra`:
 
-    rope_scaling             {"rope_type": ..., ...} without theta; absent without scaling partial_rotary_factor
-    rotated part of a head, absent if all of it rope_layers              {layer type: {"rope_type": ..., "rope_theta":
-    ...}} of layers other than full_attention
+    rope_scaling           {"rope_type": ..., ...} without theta; absent without scaling
+    partial_rotary_factor  rotated part of a head; absent if all of it is rotated
+    rope_layers            {layer type: {"rope_type": ..., "rope_theta": ...}} of layers other than full_attention
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 
 from aprfmt.arch import yarn
-from aprfmt.arch.fields import as_float, as_int, as_mapping, from_f32, plain_value, shorten
+from aprfmt.arch.fields import as_float, as_int, as_mapping, shorten
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.loaders import loader_of
 from aprfmt.arch.row import (
@@ -39,8 +39,6 @@ MAX_HEAD_DIM = 1 << 20
 MAIN = "full_attention"
 """The layer type with the main rope parameters."""
 
-ELSEWHERE = "use another output format: -o NAME.apr, or -o NAME --format hf"
-
 THETAS = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_global_theta")
 _LOCAL = "local_rope_theta"
 LOCAL_THETAS = ("rope_local_base_freq", _LOCAL, "rope_local_theta", "swa_rope_theta")
@@ -49,20 +47,8 @@ COUNTS = ("rotary_dim", "rotary_ndims")
 NAMES = frozenset((*THETAS, *LOCAL_THETAS, *PARTIAL, *COUNTS, "rope_parameters", "rope_scaling"))
 """config.json keys that this module reads and writes."""
 
-# Hugging Face key of a YaRN dict -> GGUF suffix; the first name of a suffix is the one written.
-_YARN = {
-    "extrapolation_factor": "yarn_ext_factor",
-    "attention_factor": "yarn_attn_factor",
-    "attn_factor": "yarn_attn_factor",
-    "beta_fast": "yarn_beta_fast",
-    "beta_slow": "yarn_beta_slow",
-}
 _OLD_KINDS = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
 _STRETCHED = ("llama3", "yarn", "longrope")
-_KINDS = {
-    "default": "", "dynamic": "", "linear": "", "yarn": "", "llama3": FREQS, "proportional": FREQS, "longrope": LONG
-}  # fmt: skip
-"""Kinds of scaling that a GGUF supports, and the factor tensor that the family must then know."""
 
 
 def read(
@@ -75,17 +61,17 @@ def read(
     dicts = _dicts(config) or _dicts(defaults)
     layers = {key: value for key, value in dicts.items() if isinstance(value, Mapping)}
     compresses = row is not None and any(key.role == COMPRESSED_ROPE for key in row.keys)
-    names_part = row is not None and _names_part(row)
+    names_part = row is not None and names_rotated_part(row)
     if compresses:
         dicts, layers = _of_compressed(h, dicts), {}
     main = dict(layers.get(MAIN) or (next(iter(layers.values())) if layers else dicts))
     theta = main.pop("rope_theta", None)
-    theta = theta if theta is not None else _first(config, THETAS)
-    local = _first(config, LOCAL_THETAS)
+    theta = theta if theta is not None else first_of(config, THETAS)
+    local = first_of(config, LOCAL_THETAS)
     if isinstance(theta, list):  # one per layer
         theta, local = (_of_kind(theta, config, kind) for kind in (MAIN, "sliding_attention"))
     if theta is None and row is not None:
-        theta = _first(defaults, THETAS) or DEFAULT_THETA
+        theta = first_of(defaults, THETAS) or DEFAULT_THETA
     h.rope_theta = as_float(theta, "rope_theta")
     partial = _rotated_part(h, dicts, main, config, defaults, row)
     if not names_part:
@@ -102,14 +88,14 @@ def read(
     for other in others.values():
         _drop_usual_part(h, row, other)
     if local is None:
-        local = _first(defaults, LOCAL_THETAS)
+        local = first_of(defaults, LOCAL_THETAS)
     if "sliding_attention" not in others and row is not None and row.nested_rope:
         others["sliding_attention"] = _layer({"rope_theta": local}, h.rope_theta)
     if others:
         h.extra["rope_layers"] = others
 
 
-def _names_part(row: Architecture) -> bool:
+def names_rotated_part(row: Architecture) -> bool:
     """Whether the family names the rotated dimensions of a head: qk_rope_head_dim."""
     return any("qk_rope_head_dim" in key.hf for key in row.keys)
 
@@ -138,7 +124,7 @@ def _of_compressed(h: Hyperparams, dicts: Mapping[str, object]) -> dict[str, obj
     if out.get("attention_factor") == 1:
         del out["attention_factor"]
     scaling = _scaling({key: value for key, value in main.items() if key not in ("rope_theta", *PARTIAL)})
-    parts = {name: _first(one, PARTIAL) for name, one in (("main", main), ("compress", own))}
+    parts = {name: first_of(one, PARTIAL) for name, one in (("main", main), ("compress", own))}
     if own and main and parts["main"] != parts["compress"]:
         scaling = {"rope_type": "default", **(scaling or {}), PARTIAL[0]: parts["main"]}
     if own and scaling:  # of the uncompressed layers, which _check_layers refuses
@@ -157,7 +143,7 @@ def _drop_usual_part(h: Hyperparams, row: Architecture | None, layer: dict[str, 
     """Removes the rotated part of a layer type if it is the family's default."""
     if row is None:
         return
-    usual = h.extra.get(PARTIAL[0]) if _shares_part(row) else 1 if halves_full(row) else None
+    usual = h.extra.get(PARTIAL[0]) if shares_rotated_part(row) else 1 if halves_full(row) else None
     if usual is not None and layer.get(PARTIAL[0]) == usual:
         del layer[PARTIAL[0]]
 
@@ -167,7 +153,7 @@ def halves_full(row: Architecture) -> bool:
     return any(key.role == HALF_ROTARY for key in row.keys)
 
 
-def _shares_part(row: Architecture) -> bool:
+def shares_rotated_part(row: Architecture) -> bool:
     """Whether all layer types rotate the same part of a head, and a config states it for each."""
     return row.nested_rope and any(key.role == SHARED_ROTARY_DIM for key in row.keys)
 
@@ -203,7 +189,8 @@ def _scaling(found: dict[str, object]) -> dict[str, object] | None:
     return None if kind == "default" and not found else {"rope_type": kind, **found}
 
 
-def _first(source: Mapping[str, object], names: tuple[str, ...]) -> object:
+def first_of(source: Mapping[str, object], names: tuple[str, ...]) -> object:
+    """The value of the first of these keys that is set; None without one."""
     return next((source[name] for name in names if source.get(name) is not None), None)
 
 
@@ -228,9 +215,9 @@ def _rotated_part(
 def _partial(h: Hyperparams, *sources: Mapping[str, object], counts: bool = True) -> object:
     """The rotated part of a head, from the first spelling present; `counts` also reads those in dimensions."""
     for source in sources:
-        if (part := _first(source, PARTIAL)) is not None:
+        if (part := first_of(source, PARTIAL)) is not None:
             return part
-        count = as_int(_first(source, COUNTS), "rotary_dim") if counts else None
+        count = as_int(first_of(source, COUNTS), "rotary_dim") if counts else None
         if count and h.head_dim:
             return count / h.head_dim
     return None
@@ -254,84 +241,8 @@ def set_rotary_dim(h: Hyperparams, count: int | None, defaults: Mapping[str, obj
     _set_partial(h, part if int(size * part) == count else count / size, defaults)
 
 
-def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
-    """{suffix: (kind, value)} of the rope keys, as llama.cpp's converter writes them.
-
-    The factors of llama3 and longrope are tensors, see factor_tensors. Raises RefusedError for kinds that a GGUF of
-    this family does not support.
-    """
-    scaling = scaling_of(h)
-    kind = str(scaling.get("rope_type", "default")).lower()
-    tensor = _KINDS.get(kind)
-    if tensor is None or (tensor and not reads_factors(row, tensor)):
-        raise RefusedError(
-            f"rope_parameters.rope_type is {kind!r:.40}, which llama.cpp's {row.gguf} does not support", hint=ELSEWHERE
-        )
-    if _names_part(row) and PARTIAL[0] in h.extra:
-        raise RefusedError(
-            f"{PARTIAL[0]} is {h.extra[PARTIAL[0]]}: llama.cpp's {row.gguf} rotates by frequencies of qk_rope_head_dim "
-            "dimensions, transformers by those of this part of head_dim",
-            hint=ELSEWHERE,
-        )
-    turned = rotary_dim(h) or 0
-    if row.rotates == WHOLE_HEADS and kind not in ("default", "proportional") and turned % 2:
-        # Such classes rotate a part only if it rounds up to the head, with frequencies of the part.
-        raise RefusedError(
-            f"partial_rotary_factor is {h.extra.get(PARTIAL[0])}: llama.cpp cannot rotate {turned} values per head",
-            hint=ELSEWHERE,
-        )
-    out: dict[str, tuple[str, object]] = {}
-    loader = loader_of(row.gguf)
-    if kind in ("linear", "yarn") and loader is not None and loader.window_factor and not row.nested_rope:
-        raise RefusedError(
-            f"rope_parameters.rope_type is {kind!r}: llama.cpp's {row.gguf} applies no RoPE scaling in sliding-window "
-            "layers",
-            hint=ELSEWHERE,
-        )
-    if kind in ("linear", "yarn", "longrope"):
-        out |= _scaling_keys(h, kind, scaling, row)
-    elif kind == "llama3" and scaling.get("llama_4_scaling_beta"):  # queries are scaled after this many positions
-        out["rope.scaling.original_context_length"] = ("u32", original_context(h, scaling))
-    sections = scaling.get("mrope_section")
-    if isinstance(sections, list) and sections:
-        padded = [as_int(item, "mrope_section") for item in (*sections, 0, 0, 0, 0)[: max(4, len(sections))]]
-        out["rope.dimension_sections"] = ("i32[]", padded[:4])
-    if h.rope_theta is not None:
-        out["rope.freq_base"] = ("f32", h.rope_theta * (1.0 if _names_alpha(row) else stretch_of(h, kind, scaling)))
-    if kind == "dynamic" and scaling.get("alpha") and _names_alpha(row):
-        out |= {
-            "rope.scaling.alpha": ("f32", scaling["alpha"]),
-            "rope.scaling.type": ("str", "none"),
-            "rope.scaling.factor": ("f32", scaling.get("factor") or 1.0),
-            "rope.scaling.original_context_length": ("u32", h.max_position_embeddings),
-        }
-    _check_layers(h, row)
-    local = _sliding(h)
-    if local is not None and row.nested_rope:
-        out["rope.freq_base_swa"] = ("f32", local)
-    return out
-
-
-def _names_alpha(row: Architecture) -> bool:
-    """Whether a GGUF of the family states alpha; in others the base is scaled."""
-    return any(key.gguf == "rope.scaling.alpha" for key in row.keys)
-
-
-def _check_layers(h: Hyperparams, row: Architecture) -> None:
-    """Refuses per-layer parameters that a GGUF cannot express: some families have one more base, for sliding layers."""
-    for name, value in as_mapping(h.extra.get("rope_layers")).items():
-        if not isinstance(value, Mapping):
-            raise CorruptError(f"rope_layers: {name} is not an object")
-        shared = _shares_part(row) or halves_full(row) or name != "sliding_attention"
-        told = ("rope_theta",) if shared else ("rope_theta", PARTIAL[0])
-        rest = {key: item for key, item in value.items() if key not in told}
-        other_base = value.get("rope_theta") != h.rope_theta
-        alone = name != "sliding_attention" or not row.nested_rope
-        if rest != {"rope_type": "default"} or (other_base and alone):
-            raise RefusedError(f"a GGUF of this architecture cannot hold separate rope parameters for {name} layers")
-
-
-def _sliding(h: Hyperparams) -> object:
+def sliding_theta(h: Hyperparams) -> object:
+    """Base frequency of sliding-window layers; None if they have no parameters of their own."""
     layers = as_mapping(h.extra.get("rope_layers"))
     return as_mapping(layers.get("sliding_attention")).get("rope_theta")
 
@@ -345,181 +256,6 @@ def stretch_of(h: Hyperparams, kind: str, scaling: Mapping[str, object]) -> floa
         return float(alpha ** (h.head_dim / (h.head_dim - 2)))
     except OverflowError:
         raise RefusedError(f"rope alpha {alpha:g} gives no valid base frequency") from None
-
-
-def _scaling_keys(
-    h: Hyperparams, kind: str, scaling: Mapping[str, object], row: Architecture
-) -> dict[str, tuple[str, object]]:
-    base = "rope.scaling."
-    out: dict[str, tuple[str, object]] = {f"{base}type": ("str", kind)}
-    if kind != "longrope":
-        out[f"{base}factor"] = ("f32", scaling.get("factor") or 1.0)
-    if kind == "linear":
-        return out
-    original = original_context(h, scaling)
-    if original:
-        out[f"{base}original_context_length"] = ("u32", original)
-    if kind == "longrope" and original:
-        _check_long_factors(h, scaling, original)
-    if kind == "yarn":
-        for name, suffix in _YARN.items():
-            if scaling.get(name) is not None:
-                out.setdefault(base + suffix, ("f32", scaling[name]))
-    attention = runtime_scales(h, row)[1]
-    if not yarn.same(attention, 1):
-        out[base + "attn_factor"] = ("f32", attention)
-    return out
-
-
-def _check_long_factors(h: Hyperparams, scaling: Mapping[str, object], original: int) -> None:
-    """Raises RefusedError if no context of llama.cpp is short enough for the short factors of a short network."""
-    positions = h.max_position_embeddings or 0
-    context = -(-positions // _CONTEXT_STEP) * _CONTEXT_STEP
-    if positions <= original < context and scaling.get("short_factor") != scaling.get("long_factor"):
-        raise RefusedError(
-            f"original_max_position_embeddings is {original} and max_position_embeddings {positions}: llama.cpp rounds "
-            f"its context up to {context} tokens, and would use the long factors for short texts"
-        )
-
-
-_CONTEXT_STEP = 256
-"""Contexts of llama.cpp are multiples of this."""
-
-
-def runtime_scales(h: Hyperparams, row: Architecture) -> tuple[float, float]:
-    """(L, r) of arch.yarn that yield the network's attention. Raises RefusedError if llama.cpp cannot express it."""
-    scaling = scaling_of(h)
-    kind = str(scaling.get("rope_type", "default")).lower()
-    factor = as_float(scaling.get("factor"), "factor") or 1.0
-    named = as_float(scaling.get("mscale_all_dim"), "mscale_all_dim") or 0.0
-    scores = mscale_of(factor, named) if named and _is_latent(row) else 1.0
-    attention = attention_factor(h, kind, scaling)
-    if attention is not None and any(key.role == COMPRESSED_ROPE for key in row.keys):
-        raise RefusedError(
-            f"rope_parameters scales RoPE by {attention:.4g} in compressed layers; llama.cpp's {row.gguf} never does",
-            hint=ELSEWHERE,
-        )
-    if attention is None:
-        attention = mscale_of(factor) if kind == "yarn" else 1.0
-    if kind not in ("yarn", "linear"):
-        found = (0.0, attention) if yarn.same(scores, 1) else None
-    else:
-        log = named if any(key.gguf == yarn.LOG_KEY for key in row.keys) else 0.0
-        found = yarn.to_runtime(row.gguf, kind, factor, attention, scores, log)
-    if found is not None and not yarn.same(found[1], 1) and _scales_windows(h, row):
-        raise RefusedError(
-            f"rope_parameters.full_attention scales RoPE by {attention:.4g}; llama.cpp's {row.gguf} would scale that "
-            "of sliding layers too",
-            hint=ELSEWHERE,
-        )
-    if found is None:
-        raise RefusedError(
-            f"rope_parameters (rope_type {kind}, factor {factor:g}, mscale_all_dim {named:g}) scales attention scores "
-            f"by {scores * scores:.4g} and RoPE by {attention:.4g}, which llama.cpp's {row.gguf} does not support",
-            hint=ELSEWHERE,
-        )
-    return found
-
-
-def _scales_windows(h: Hyperparams, row: Architecture) -> bool:
-    """Whether llama.cpp multiplies sliding-window layers by the factor of the others."""
-    loader = loader_of(row.gguf)
-    return row.nested_rope and loader is not None and loader.window_factor and "rope_layers" in h.extra
-
-
-def _is_latent(row: Architecture) -> bool:
-    """Whether transformers scales the scores of the family's latent attention by `mscale_all_dim`."""
-    return _names_part(row) and not any(key.role == COMPRESSED_ROPE for key in row.keys)
-
-
-def from_gguf(h: Hyperparams, row: Architecture, kv: Mapping[str, object], defaults: Mapping[str, object]) -> None:
-    """Reads the rope keys of a GGUF. Raises CorruptError."""
-    prefix = f"{row.gguf}.rope."
-    h.rope_theta = from_f32(kv.get(f"{prefix}freq_base"), f"{prefix}freq_base")
-    scaling = _read_scaling(h, row, kv, prefix)
-    sections = plain_value(f"{prefix}dimension_sections", kv.get(f"{prefix}dimension_sections"))
-    if sections is not None:
-        if not isinstance(sections, list):
-            raise CorruptError(f"{prefix}dimension_sections is not a list")
-        numbers = [as_int(item, "dimension_sections") for item in sections]
-        while len(numbers) > 3 and not numbers[-1]:
-            numbers.pop()
-        if any(numbers):
-            scaling = {**(scaling or {"rope_type": "default"}), "mrope_section": numbers}
-    named = defaults.get("rope_parameters")
-    if scaling and isinstance(named, Mapping):
-        named = as_mapping(named.get(MAIN)) or named
-        scaling = {**{k: v for k, v in named.items() if k not in ("rope_theta", "partial_rotary_factor")}, **scaling}
-    if scaling:
-        h.extra["rope_scaling"] = scaling
-    local = from_f32(kv.get(f"{prefix}freq_base_swa"), f"{prefix}freq_base_swa")
-    if local is not None or row.nested_rope:
-        usual = as_float(_first(defaults, LOCAL_THETAS), "rope_theta")
-        theta = local if local is not None else usual if usual is not None else h.rope_theta
-        h.extra["rope_layers"] = {"sliding_attention": {"rope_type": "default", "rope_theta": theta}}
-
-
-def _read_scaling(h: Hyperparams, row: Architecture, kv: Mapping[str, object], prefix: str) -> dict[str, object] | None:
-    def number(suffix: str) -> float | None:
-        return from_f32(kv.get(prefix + suffix), prefix + suffix)
-
-    if alpha := number("scaling.alpha"):
-        return {"rope_type": "dynamic", "alpha": alpha, "factor": number("scaling.factor") or 1.0}
-    length = f"{prefix}scaling.original_context_length"
-    # Files from before the scaling keys state only a linear factor.
-    factor = number("scaling.factor") or number("scale_linear")
-    attention, original = number("scaling.attn_factor"), as_int(kv.get(length), length)
-    kind = kv.get(f"{prefix}scaling.type")
-    if kind is None and attention and original:
-        kind = "longrope"
-    if kind is None and factor:
-        kind = "linear"
-    if kind in (None, "none", ""):
-        if original:
-            h.extra["original_max_position_embeddings"] = original
-        return None
-    if not isinstance(kind, str):
-        raise CorruptError(f"{prefix}scaling.type is not a string")
-    scaling: dict[str, object] = {"rope_type": kind}
-    if factor is not None:
-        scaling["factor"] = factor
-    if original is not None:
-        scaling["original_max_position_embeddings"] = original
-    for name, suffix in _YARN.items():
-        if name != "attn_factor" and (value := number(f"scaling.{suffix}")) is not None:
-            scaling[name] = value
-    log = number(yarn.LOG_KEY.removeprefix("rope.")) or 0.0
-    if "attention_factor" not in scaling:
-        attention = attention if attention and attention > 0 else None
-        _set_scales(h, row, scaling, shorten(log / yarn.log_unit(row.gguf)), attention)
-    return scaling
-
-
-def _set_scales(
-    h: Hyperparams, row: Architecture, scaling: dict[str, object], log: float, attention: float | None
-) -> None:
-    """States in `scaling` what llama.cpp computes from (L, r), if it is not transformers' default."""
-    kind, factor = str(scaling["rope_type"]), as_float(scaling.get("factor"), "factor") or 1.0
-    if kind not in ("yarn", "linear"):
-        computed = attention_factor(h, kind, scaling)
-        told = attention if computed is None else attention or 1.0
-        if told is not None and (computed is None or not yarn.same(computed, told)):
-            scaling["attention_factor"] = shorten(told)
-        return
-    t, s = yarn.from_runtime(row.gguf, kind, factor, log, 1.0 if attention is None else attention)
-    if log and not _is_latent(row):
-        scaling |= {"mscale": 1.0, "mscale_all_dim": log}
-    elif log and not yarn.reads_log(row.gguf):  # it has the meaning of other networks
-        scaling |= {"mscale": log, "mscale_all_dim": log}
-        return
-    elif not yarn.same(s, 1) and factor > 1:
-        scaling["mscale_all_dim"] = shorten((s - 1) / (0.1 * math.log(factor)))
-        if yarn.same(t, 1) and kind == "yarn":
-            scaling["mscale"] = scaling["mscale_all_dim"]
-    computed = attention_factor(h, kind, scaling)
-    usual = mscale_of(factor) if kind == "yarn" else 1.0
-    if not yarn.same(usual if computed is None else computed, t):
-        scaling["attention_factor"] = shorten(t)
 
 
 NEAR_RAMP = 0.08
@@ -555,22 +291,22 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> 
     theta = h.rope_theta if h.rope_theta is not None else DEFAULT_THETA
     scaling = scaling_of(h)
     part = h.extra.get("partial_rotary_factor")
-    if part is None and _first(defaults, PARTIAL) is not None:
+    if part is None and first_of(defaults, PARTIAL) is not None:
         part = 1.0
     main: dict[str, object] = {"rope_type": "default", **scaling, "rope_theta": theta}
     if part is not None:
         main["partial_rotary_factor"] = part
     out: dict[str, object] = {"rope_theta": theta, "rope_scaling": scaling or None, "rope_parameters": main}
     if row.nested_rope:
-        shared = {PARTIAL[0]: part} if part is not None and _shares_part(row) else {}
+        shared = {PARTIAL[0]: part} if part is not None and shares_rotated_part(row) else {}
         shared = {PARTIAL[0]: 1.0} if halves_full(row) else shared
         others = as_mapping(h.extra.get("rope_layers"))
         out["rope_parameters"] = {MAIN: main, **{name: {**shared, **as_mapping(v)} for name, v in others.items()}}
         local = next((name for name in LOCAL_THETAS if name in defaults), None)
-        if local in (None, _LOCAL) or _shares_part(row):  # a flat dict would apply to all layers
+        if local in (None, _LOCAL) or shares_rotated_part(row):  # a flat dict would apply to all layers
             del out["rope_scaling"]
-        if local is not None and _sliding(h) is not None:
-            out[local] = _sliding(h)
+        if local is not None and sliding_theta(h) is not None:
+            out[local] = sliding_theta(h)
     usual = as_float(_partial(h, defaults), PARTIAL[0]) if part is not None else None
     other_part = bool(scaling) and part != usual and not row.nested_rope
     if "llama_4_scaling_beta" in scaling or other_part:  # the older spelling would lose the rotated part

@@ -22,8 +22,7 @@ class Verified:
 
     Attributes:
         against: TRANSFORMERS if logits are compared, or CONVERTER if only the converter's GGUF is, because transformers
-            lacks the
-            network.
+            lacks the network.
         cases: models of the family that were converted both ways, each with other config options.
         right: those with everything right.
         refused: those that llama.cpp cannot compute, which an export reports.

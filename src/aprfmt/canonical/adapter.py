@@ -210,15 +210,9 @@ def _from_apr(model: Model, base: Base | None) -> Adapter:
         scales[weight] = float(value)
     name, config = more.get("base"), more.get("config")
     return Adapter(
-        _pairs(model, factors, scales),
-        whole,
-        rank,
-        float(alpha),
-        name if isinstance(name, str) else None,
-        dict(config) if isinstance(config, Mapping) else {},
-        base or _own_base(model),
-        _read_blocks(more.get("blocks")),
-    )
+        _pairs(model, factors, scales), whole, rank, float(alpha), name if isinstance(name, str) else None,
+        dict(config) if isinstance(config, Mapping) else {}, base or _own_base(model), _read_blocks(more.get("blocks")),
+    )  # fmt: skip
 
 
 def _own_base(model: Model) -> Base | None:
@@ -280,22 +274,16 @@ def _from_gguf(model: Model, base: Base | None) -> Adapter:
     rank = max(ranks.values(), key=list(ranks.values()).count, default=1)
     stored = _stored(kv.get(GGUF_KEY))
     body = dict(as_mapping(stored.get("config")))
-    told = kv.get("adapter.alora.invocation_tokens")
-    if isinstance(told, list) and told:
-        body = {**body, INVOCATION: told}
+    listed = kv.get("adapter.alora.invocation_tokens")
+    if isinstance(listed, list) and listed:
+        body = {**body, INVOCATION: listed}
     pairs = _pairs(model, factors, scales)
     stated = kv.get("general.base_model.0.repo_url") or kv.get("general.base_model.0.name")
     named = body.get("base_model_name_or_path") or stated
     adapter = Adapter(
-        pairs,
-        whole,
-        rank,
-        float(alpha) if alpha else float(rank),
-        named if isinstance(named, str) else None,
-        body,
-        base,
-        _read_blocks(stored.get("blocks")),
-    )
+        pairs, whole, rank, float(alpha) if alpha else float(rank), named if isinstance(named, str) else None, body,
+        base, _read_blocks(stored.get("blocks")),
+    )  # fmt: skip
     if row is not None:
         _check_names(adapter, model, row)
     _check_base(adapter, model)

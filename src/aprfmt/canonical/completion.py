@@ -99,8 +99,8 @@ def _join_list(row: Architecture, h: Hyperparams, tensors: dict[str, CanonicalTe
 
 def take_factors(hparams: Hyperparams, row: Architecture, kept: Sidecar) -> None:
     """Reads the factors of a GGUF's weights from the sidecar metadata."""
-    told = as_mapping(kept.metadata.get(hp.EXTRA_KEY))
-    hparams.extra |= {name: told[name] for name in factor_names(row) if name in told}
+    stated = as_mapping(kept.metadata.get(hp.EXTRA_KEY))
+    hparams.extra |= {name: stated[name] for name in factor_names(row) if name in stated}
 
 
 def restore_checkpoint(

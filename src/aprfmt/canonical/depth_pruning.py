@@ -127,9 +127,8 @@ def select_layers(models: Sequence[Canonical], layers: Sequence[SourceLayer]) ->
     Raises:
         UsageError: no layers, or one that its model does not have.
         RefusedError: a layer's role depends on its index and would change; names the config.json key. Also for networks
-            with
-            several layer stacks, with weights whose shape depends on the number of layers, and for models of different
-            rows.
+            with several layer stacks, with weights whose shape depends on the number of layers, and for models of
+            different rows.
     """
     first = models[0]
     row = first.arch
@@ -145,14 +144,9 @@ def select_layers(models: Sequence[Canonical], layers: Sequence[SourceLayer]) ->
     _check_roles(stack, hparams)
     tensors, extras = _tensors(stack)
     return replace(
-        first,
-        hparams=hparams,
-        tensors=tensors,
-        extras=extras,
-        is_whole=False,
-        sidecar=None,
+        first, hparams=hparams, tensors=tensors, extras=extras, is_whole=False, sidecar=None,
         layers=tuple(layer if model == 0 else None for model, layer in layers),
-    )
+    )  # fmt: skip
 
 
 # --- what can be asked for ---
@@ -411,8 +405,8 @@ def with_layers(config: Mapping[str, object], layers: Sequence[int | None]) -> d
         if key in PER_LAYER and isinstance(value, list) and len(value) > max(numbers):
             out[key] = [value[layer] for layer in numbers]
         elif key == "per_layer_config":
-            told = as_mapping(value)
-            out[key] = {str(i): told[str(layer)] for i, layer in enumerate(numbers) if str(layer) in told}
+            stated = as_mapping(value)
+            out[key] = {str(i): stated[str(layer)] for i, layer in enumerate(numbers) if str(layer) in stated}
     return out
 
 

@@ -196,28 +196,22 @@ def _padded_books(sources: Sources, arguments: Sequence[str]) -> Array | None:
     known = [book for book in books if book is not None]
     if not known or len(known) < n_books:
         return None
-    told = book_sizes(sources.h.extra.get(key), n_books)
-    for i, (book, size) in enumerate(zip(known, told, strict=True)):
+    stated = book_sizes(sources.h.extra.get(key), n_books)
+    for i, (book, size) in enumerate(zip(known, stated, strict=True)):
         if len(book) != size:
             raise RefusedError(
                 f"the codebook has {len(book)} entries, but config.json says {size}",
                 tensor=f"{name}.{i}._codebook.embed",
                 hint="the files belong to different models; download the repository again",
             )
-    padded = np.zeros((n_books, max(told), known[0].shape[1]), np.float32)
+    padded = np.zeros((n_books, max(stated), known[0].shape[1]), np.float32)
     for i, book in enumerate(known):
         padded[i, : len(book)] = book
     return padded
 
 
 MADE: dict[str, Callable[[Sources, Sequence[str]], Array | None]] = {
-    "sinusoids": _sinusoids,
-    "batch_scale": _batch_scale,
-    "batch_shift": _batch_shift,
-    "row_of_token": _row_of_token,
-    "grid": _grid,
-    "sum_of_frames": _sum_of_frames,
-    "codebooks": _codebooks,
-    "padded_books": _padded_books,
-}
+    "sinusoids": _sinusoids, "batch_scale": _batch_scale, "batch_shift": _batch_shift, "row_of_token": _row_of_token,
+    "grid": _grid, "sum_of_frames": _sum_of_frames, "codebooks": _codebooks, "padded_books": _padded_books,
+}  # fmt: skip
 """Name -> function that computes a derived tensor from its arguments; None if an input is missing."""

@@ -29,9 +29,9 @@ def find_row(model: Model, arch: str | None = None) -> Architecture | None:
         return row
     if model.convention == "apr" and model.metadata.get(UNMAPPED_KEY) is True:
         return None
-    told = model.metadata.get(ROW_KEY) if model.convention == "apr" else None
-    if isinstance(told, str) and told in ARCHITECTURES:
-        return ARCHITECTURES[told]
+    stated = model.metadata.get(ROW_KEY) if model.convention == "apr" else None
+    if isinstance(stated, str) and stated in ARCHITECTURES:
+        return ARCHITECTURES[stated]
     kv = model.metadata if model.convention == "gguf" else None
     return row_of(model.hparams, kv=kv, tensor_names=model.tensors)
 
@@ -51,14 +51,14 @@ def config_of(model: Model) -> Mapping[str, object] | None:
 
 def hparams_as(model: Model, row: Architecture | None) -> Hyperparams:
     """A copy of the model's hyper-parameters; those of a checkpoint are read as `row`, whatever its config names."""
-    told = deepcopy(model.hparams)
-    if row is None or model.convention != "hf" or told.architecture == row.id:
-        return told
+    stated = deepcopy(model.hparams)
+    if row is None or model.convention != "hf" or stated.architecture == row.id:
+        return stated
     config = config_of(model)
     if config is None:
-        return told
+        return stated
     found = hp.from_hf_config(config, row)
-    found.extra |= {key: value for key, value in told.extra.items() if MODULE_KEYS.fullmatch(key)}
+    found.extra |= {key: value for key, value in stated.extra.items() if MODULE_KEYS.fullmatch(key)}
     return found
 
 
@@ -68,8 +68,8 @@ def find_part(model: Model, row: Architecture | None) -> str:
         return ADAPTER
     if model.convention == "gguf":
         return part_of(row, model.metadata, model.hparams, model.tensors)
-    told = model.metadata.get(PART_KEY) if model.convention == "apr" else None
-    return told if isinstance(told, str) else ""
+    stated = model.metadata.get(PART_KEY) if model.convention == "apr" else None
+    return stated if isinstance(stated, str) else ""
 
 
 def name_hint(word: str) -> str:

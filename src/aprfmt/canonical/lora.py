@@ -1,8 +1,7 @@
 """Converts LoRA factors between Hugging Face and llama.cpp names: applies a link's weight mapping to B A.
 
 A link of the architecture table permutes, cuts and stacks the rows of weights. Each output matrix consists of rows of
-one
-or more input matrices. From one: it keeps its A, and takes rows of its B. From several with the same A (a fused
+one or more input matrices. From one: it keeps its A, and takes rows of its B. From several with the same A (a fused
 projection): that A, and rows of all their B. From several with different A: all A stacked, and rows of each B in the
 columns of its own A; the rank is then the sum of theirs.
 """
@@ -265,8 +264,8 @@ def _alternative(adapter: Adapter, name: str, shapes: Mapping[str, Shape], base:
     If unknown, the one with stacks, since transformers' classes have stacked experts.
     """
     origin = {hf for hf, _ in adapter.blocks.get(name, ())}
-    told = adapter.config.get("target_parameters")
-    ends = tuple(f".{end}" for end in told if isinstance(end, str)) if isinstance(told, list) else ()
+    stated = adapter.config.get("target_parameters")
+    ends = tuple(f".{end}" for end in stated if isinstance(end, str)) if isinstance(stated, list) else ()
     links = [link_of(base.hparams, match, shapes) for match in matches(base.row, name, "gguf")]
     for link in links:
         if origin & set(link.hf) or (ends and all(hf.endswith(ends) for hf in link.hf)):
@@ -293,11 +292,11 @@ def from_link(link: Link, names: Mapping[str, LoraPair], blocks: Blocks, path: P
 
 def _own_rank_slice(pair: LoraPair, link: Link, blocks: Blocks) -> LoraPair | None:
     """`pair` with only the rows of A that belong to it; None if none do."""
-    told = next((blocks[name] for name in link.gguf if name in blocks), None)
-    if told is None:
+    stated = next((blocks[name] for name in link.gguf if name in blocks), None)
+    if stated is None:
         return pair if values_of(pair.b).any() or len(link.hf) == 1 else None
     start = 0
-    for name, rank in told:
+    for name, rank in stated:
         if name == pair.weight:
             whole = start + rank > pair.rank or (start == 0 and rank == pair.rank)
             return pair if whole else _part(pair, slice(start, start + rank))

@@ -307,8 +307,8 @@ def combined(
         skeleton = select_layers([c, *models[1:]], stack)
     _check_complete(merge, places)
     tensors = {name: _merged(merge, skeleton, tensor, places) for name, tensor in skeleton.tensors.items()}
-    extras, told = _extras(merge, skeleton)
-    notes += told
+    extras, stated = _extras(merge, skeleton)
+    notes += stated
     if merge.requantized:
         again = "and requantized where they changed" if keep else "to merge"
         notes.append(f"{plural(merge.requantized, 'quantized weight')} were dequantized {again}")

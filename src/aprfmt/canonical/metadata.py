@@ -49,14 +49,8 @@ def apr_metadata_with(
     `kind` is the source's container. Fields of `further` that are None are left out.
     """
     metadata = {
-        "model_type": h.hf_model_type or h.architecture or "",
-        **origin.info,
-        "original_format": kind,
-        "total_size": n_bytes,
-        "param_count": n_params,
-        **hp.to_apr(h),
-        **provenance.to_metadata(origin.general),
-        **further,
-        **(tokenizer_apr.to_metadata(tokenizer) if tokenizer is not None else {}),
-    }
+        "model_type": h.hf_model_type or h.architecture or "", **origin.info, "original_format": kind,
+        "total_size": n_bytes, "param_count": n_params, **hp.to_apr(h), **provenance.to_metadata(origin.general),
+        **further, **(tokenizer_apr.to_metadata(tokenizer) if tokenizer is not None else {}),
+    }  # fmt: skip
     return {key: value for key, value in metadata.items() if value is not None}

@@ -65,7 +65,9 @@ def canonical(
     warnings = list(model.warnings)
     if arch == AUTO_SIMILAR and row is None and model.tensors:
         row = similar_row(model)
-        warnings.append(f"{_class_of(model)} is unknown: read as {row.id}, whose tensors and config keys it has")
+        warnings.append(
+            f"unknown class {_class_of(model)}: read as {row.id}, which has the same tensors and config keys"
+        )
     if part := find_part(model, row):
         row = None
     # An .apr keeps the names it was imported with, and without tensors nothing needs a name.
@@ -102,22 +104,10 @@ def canonical(
     if known.general is not None and model.convention == "hf" and n_params and not hparams.num_experts:
         known.general.setdefault("size_label", provenance.size_label(n_params))
     return Canonical(
-        model,
-        row,
-        hparams,
-        model.tokenizer,
-        known.info,
-        tensors,
-        dropped,
-        tuple(warnings),
-        known.general,
-        sidecar=kept,
-        files={t.name.removeprefix(FILES_PREFIX): CanonicalTensor(t.name, (t,)) for t in model.files},
-        extras=others,
-        part=part,
-        packs=packs,
-        tower=read_tower(model.metadata) if model.convention == "apr" else None,
-    )
+        model, row, hparams, model.tokenizer, known.info, tensors, dropped, tuple(warnings), known.general,
+        sidecar=kept, files={t.name.removeprefix(FILES_PREFIX): CanonicalTensor(t.name, (t,)) for t in model.files},
+        extras=others, part=part, packs=packs, tower=read_tower(model.metadata) if model.convention == "apr" else None,
+    )  # fmt: skip
 
 
 def _extra_names(model: Model, row: Architecture, h: Hyperparams) -> set[str]:
@@ -136,19 +126,11 @@ def _adapter(model: Model, base: Base | None, allow_unmapped: bool) -> Canonical
         raise
     known = provenance.read(model)
     return Canonical(
-        model,
-        None,
-        deepcopy(adapter.of.hparams if adapter.of is not None else model.hparams),
-        model.tokenizer,
-        known.info,
-        {},
-        warnings=(*model.warnings, *known.warnings),
-        general=known.general,
+        model, None, deepcopy(adapter.of.hparams if adapter.of is not None else model.hparams), model.tokenizer,
+        known.info, {}, warnings=(*model.warnings, *known.warnings), general=known.general,
         files={t.name.removeprefix(FILES_PREFIX): CanonicalTensor(t.name, (t,)) for t in model.files},
-        extras=adapter.tensors,
-        part=ADAPTER,
-        adapter=adapter,
-    )
+        extras=adapter.tensors, part=ADAPTER, adapter=adapter,
+    )  # fmt: skip
 
 
 def _class_of(model: Model) -> str | None:
@@ -179,7 +161,7 @@ def _unknown_architecture(model: Model) -> UnmappedError:
         hint = "use the original checkpoint" if known else name_hint(word)
     return UnmappedError(
         f"architecture {word!r} is not supported"
-        + (" for a GGUF with these keys and tensors: it cannot be converted back to a checkpoint" if known else ""),
+        + (" with these GGUF keys and tensors: this GGUF cannot be converted back to a checkpoint" if known else ""),
         path=model.path,
         hint=f"{hint}; or add --allow-unmapped to keep the tensor names",
     )
@@ -194,11 +176,11 @@ def similar_row(model: Model) -> Architecture:
     fitting = fitting_rows(model, rows)
     if same := _same_rows(fitting, config):
         return same[0]
-    what, hint = _nearest_tensors(model, rows), "apr architectures lists all rows"
+    what, hint = _nearest_tensors(model, rows), "apr architectures lists all architectures"
     if fitting:
         near = min(fitting, key=lambda row: len(differing_keys(row, config)))
         what = f"config.json has {first_few(differing_keys(near, config))}, unlike {near.id}"
-        hint = f"if that changes nothing, use --arch {near.id}"
+        hint = f"if these keys do not change the computation, use --arch {near.id}"
     raise UnmappedError(f"{_class_of(model)} does not match a known network: {what}", path=model.path, hint=hint)
 
 
@@ -215,7 +197,11 @@ def _nearest_tensors(model: Model, rows: Sequence[Architecture]) -> str:
     row, apart = min(unknown.items(), key=lambda found: len(found[1]))
     if not apart:
         return f"some tensors of {row} are missing or have other shapes"
-    return f"{row} has no {first_few(apart)}" if len(apart) < len(samples) else "no such row has its tensors"
+    return (
+        f"{row} has no tensor {first_few(apart)}"
+        if len(apart) < len(samples)
+        else "no architecture has tensors of these names"
+    )
 
 
 def _is_named(row: Architecture, name: str) -> bool:

@@ -59,13 +59,9 @@ def as_reranker(c: Canonical) -> Canonical | None:
     )
     tokenizer = replace(c.tokenizer, chat_templates={**c.tokenizer.chat_templates, "rerank": _PROMPT})
     return replace(
-        c,
-        arch=row,
-        hparams=h,
-        tokenizer=tokenizer,
-        tensors=tensors | {_SCORE: CanonicalTensor(_SCORE, (made,))},
+        c, arch=row, hparams=h, tokenizer=tokenizer, tensors=tensors | {_SCORE: CanonicalTensor(_SCORE, (made,))},
         is_whole=c.head not in c.tensors,
-    )
+    )  # fmt: skip
 
 
 def with_two_outputs(c: Canonical) -> Canonical | None:

@@ -164,26 +164,26 @@ def _is_corrected(link: Link) -> bool:
     return len(link.gguf) == 1 and (len(link.hf) == 1 or link.mapping.value == PRODUCT)
 
 
-def restore(link: Link, sources: Sequence[TensorSource], told: Corrections) -> list[TensorSource] | None:
+def restore(link: Link, sources: Sequence[TensorSource], stated: Corrections) -> list[TensorSource] | None:
     """The original tensors from that of a GGUF and their corrections; None unless they yield that tensor again."""
     if not _is_corrected(link):
         return None
     try:
-        restored = [_corrected(link, sources[0], position, told) for position in range(len(link.hf))]
+        restored = [_corrected(link, sources[0], position, stated) for position in range(len(link.hf))]
     except (ValueError, KeyError, IndexError, zlib.error, binascii.Error):
         return None
     return restored if produce(restored, link.mapping, 0).data() == read_whole(sources[0]) else None
 
 
-def _corrected(link: Link, source: TensorSource, position: int, told: Corrections) -> TensorSource:
+def _corrected(link: Link, source: TensorSource, position: int, stated: Corrections) -> TensorSource:
     """Restores an original tensor. Raises ValueError, KeyError and the like for an invalid correction."""
     name, shape = link.hf[position], link.mapping.before[position]
-    dtype, text = (str(part) for part in told.get(name, ["F32", ""])[:2])
+    dtype, text = (str(part) for part in stated.get(name, ["F32", ""])[:2])
     n_bytes = DTYPES[dtype].n_bytes(shape)
     if dtype not in _FLOATS or n_bytes > MAX_CORRECTED_BYTES:
         raise ValueError("not a tensor that has corrections")
     original = _inverse(source, link, position, dtype)
-    if name in told:
+    if name in stated:
         data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), max(1, n_bytes))
         original = (_bits(original, dtype) + _bits(data, dtype)).tobytes()
     return BufferedTensor(name, dtype, shape, lambda: [original])

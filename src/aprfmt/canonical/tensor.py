@@ -219,12 +219,15 @@ class Losses:
         """One sentence per kind of loss."""
         out = [f"{plural(n, 'tensor')} rounded from {a} to {b}" for (a, b), n in sorted(self.changed.items())]
         if self.overflows:
-            out.append(f"{self.overflows} values overflowed the target dtype and became infinite or its largest value")
+            out.append(
+                f"{self.overflows} values exceed the range of the target dtype and were stored as infinity or its "
+                "largest value"
+            )
         if self.on_lattice:
             exactly = f", except {plural(self.rounded_blocks, 'block')}" if self.rounded_blocks else ""
             out.append(
                 f"{plural(self.on_lattice, 'tensor')} stored as Q4_0 without error{exactly}: "
-                "quantization-aware training left the values on its lattice"
+                "quantization-aware training left values that Q4_0 represents exactly"
             )
         return out + self.others
 

@@ -50,8 +50,8 @@ class TowerPart:
 
     def to_metadata(self) -> dict[str, object]:
         """Metadata that read_tower reads."""
-        told = {"projection_dim": self.hparams.hidden_size, "hparams": self.hparams.extra}
-        return {TOWER_KEY: {"row": self.row.id, **told}}
+        stated = {"projection_dim": self.hparams.hidden_size, "hparams": self.hparams.extra}
+        return {TOWER_KEY: {"row": self.row.id, **stated}}
 
 
 def row_spelling(row: Tower, h: Hyperparams, name: str) -> str | None:
@@ -82,9 +82,9 @@ def read_tower(metadata: Mapping[str, object]) -> TowerPart | None:
     """Reads the towers from the metadata of an `.apr`, or None. Raises CorruptError for an unknown row."""
     if (value := metadata.get(TOWER_KEY)) is None:
         return None
-    told = as_mapping(value)
-    row = TOWERS.get(str(told.get("row")))
+    stated = as_mapping(value)
+    row = TOWERS.get(str(stated.get("row")))
     if row is None:
         raise CorruptError(f"{TOWER_KEY} names an unknown tower")
-    hidden = as_int(told.get("projection_dim"), f"{TOWER_KEY}.projection_dim")
-    return TowerPart(row, Hyperparams(row.id, hidden_size=hidden, extra=dict(as_mapping(told.get("hparams")))))
+    hidden = as_int(stated.get("projection_dim"), f"{TOWER_KEY}.projection_dim")
+    return TowerPart(row, Hyperparams(row.id, hidden_size=hidden, extra=dict(as_mapping(stated.get("hparams")))))

@@ -75,8 +75,7 @@ def narrowed(c: Canonical, widths: Mapping[str, int]) -> tuple[Canonical, list[s
 
     Raises:
         UsageError: more than the model has; heads that cannot share the key-value heads; channels or neurons that are
-            not a
-            multiple of UNIT.
+            not a multiple of UNIT.
         RefusedError: a network with other tensors than _DIMS, with layers of different widths, or with extra parts
             (towers,
             MTP layers); a head size that its config.json could not express.
@@ -91,7 +90,7 @@ def narrowed(c: Canonical, widths: Mapping[str, int]) -> tuple[Canonical, list[s
         h.extra["head_dim"] = h.head_dim
         if h.head_dim != h.plain_head_dim and not any("head_dim" in key.hf for key in row.keys):
             raise RefusedError(
-                f"the head dim of a {row.id} is hidden / heads, and this model's is {h.head_dim}",
+                f"a {row.id} needs a head dim of hidden / heads, but this model has {h.head_dim}",
                 path=c.model.path,
                 hint=f"set both: heads=N,hidden=M with M = {h.head_dim} N",
             )

@@ -30,7 +30,7 @@ class Bench(Common, LlamaMachine):
     apr bench model.gguf --gate tok_s=325 --gate memory=2GB --json
     """
 
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Models that llama.cpp runs, in any format.")]
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="The models, in any format.")]
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", metavar="N", min=1, help="Prompt length.")] = 512
     tokens: Annotated[int, typer.Option("--tokens", "-n", metavar="N", min=1, help="Tokens to generate.")] = 128
     runs: Annotated[int, typer.Option(metavar="N", min=1, help="Timed runs, after one warm-up run.")] = 5
@@ -49,18 +49,10 @@ class Bench(Common, LlamaMachine):
         """Runs the command; returns 1 if a gate was missed."""
         with progress_bar("measuring", _tokens) as progress:
             report = aprfmt.bench(
-                self.files,
-                prompt_tokens=self.prompt_tokens,
-                tokens=self.tokens,
-                runs=self.runs,
-                threads=self.threads,
-                gpu_layers=self.gpu_layers,
-                gates=self.gate or (),
-                output=self.output,
-                force=self.force,
-                progress=progress,
-                log=out.progress_line,
-            )
+                self.files, prompt_tokens=self.prompt_tokens, tokens=self.tokens, runs=self.runs, threads=self.threads,
+                gpu_layers=self.gpu_layers, gates=self.gate or (), output=self.output, force=self.force,
+                progress=progress, log=out.progress_line,
+            )  # fmt: skip
         out.result(*with_page(report.to_json(), _text(report), self.output))
         return 0 if report.passed else 1
 

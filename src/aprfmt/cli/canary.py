@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from aprfmt.running.canary import CanaryReport
 
 ExactOption = Annotated[
-    bool, typer.Option("--exact", help="Require the same bits after every layer: same weights, machine and llama.cpp.")
+    bool,
+    typer.Option(
+        "--exact", help="Require bit-identical states after every layer (same weights, machine and llama.cpp)."
+    ),
 ]
 _BAR = 30
 
@@ -32,7 +35,8 @@ def canary(
         typer.Option(metavar="PATH", help="Golden outputs. [default: FILE.canary.json, else those in FILE]"),
     ] = None,
     prompt: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Use this prompt with make; repeatable. [default: four]")
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="With make: use this prompt; repeatable. [default: four bundled prompts]"),
     ] = None,
     in_place: Annotated[bool, typer.Option("--in-place", help="With make: store them in the .apr itself.")] = False,
     exact: ExactOption = False,
@@ -41,7 +45,7 @@ def canary(
     """Save golden outputs of a model, or check that a conversion of it still computes them.
 
     Golden outputs are tokens, greedy continuations, likely tokens and hidden states after each layer, computed by
-    llama.cpp. Exit status of check: 0 within the band of its dtype, 1 beyond it.
+    llama.cpp. Exit status of check: 0 within the tolerance of the dtype, 1 beyond it.
 
     \b
     apr canary make model.gguf
@@ -52,7 +56,7 @@ def canary(
         raise UsageError(f"unknown action {action!r}", hint="apr canary make FILE; apr canary check FILE")
     if action == "make":
         if exact:
-            raise UsageError("--exact belongs to check")
+            raise UsageError("--exact applies to check only")
         options = {"prompts": prompt} if prompt else {}
         with progress_bar("computing"):
             made = aprfmt.make_canary(file, canary, in_place=in_place, force=force, log=out.progress_line, **options)
@@ -62,7 +66,7 @@ def canary(
         out.result(body, [f"{out.style('wrote', 'green')} {out.style(printable(place), 'bold')}", *pairs(rows)])
         return 0
     if prompt or in_place:
-        raise UsageError("--prompt and --in-place belong to make: check uses what make saved")
+        raise UsageError("--prompt and --in-place apply to make only: check uses the saved prompts")
     with progress_bar("checking"):
         found = aprfmt.check_canary(file, canary, exact=exact, log=out.progress_line)
     out.result(found.to_json(), _lines(found))
@@ -75,7 +79,8 @@ def parity(
     *,
     exact: ExactOption = False,
 ) -> int:
-    """Compare what two forms of a model compute in llama.cpp, layer by layer; exit 1 beyond the band of their dtypes.
+    """Compare the outputs of two forms of a model in llama.cpp, layer by layer; exit 1 beyond the tolerance of their
+    dtypes.
 
     \b
     apr parity model.gguf model-q8_0.gguf
@@ -106,4 +111,4 @@ def _lines(found: CanaryReport) -> Iterator[str]:
         yield from ("", *table(["layer", "difference", ""], rows, right="difference"))
     beyond = sum(not value <= found.band for value in found.layers.values())
     if beyond:
-        yield f"  {plural(beyond, 'layer')} beyond the band"
+        yield f"  {plural(beyond, 'layer')} beyond the tolerance"

@@ -26,7 +26,7 @@ _HEADER = ["tensor", "RMSE", "SNR/dB", "cosine", "A/bit", "B/bit"]
 
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A model, in any supported format.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other model; its format may differ.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The model to compare with A, in any format.")],
     *,
     values: Annotated[
         bool, typer.Option("--values", help="Compare only tensors, by decoded value; worst first.")
@@ -60,17 +60,9 @@ def diff(
         raise UsageError("--top needs --values", hint="apr diff A B --values --top 10")
     with progress_bar("comparing") as progress:
         found = aprfmt.diff(
-            a,
-            b,
-            values=values,
-            tolerance=tolerance,
-            metadata_only=metadata_only,
-            base=base,
-            threads=threads,
-            output=output,
-            force=force,
-            progress=progress,
-        )
+            a, b, values=values, tolerance=tolerance, metadata_only=metadata_only, base=base, threads=threads,
+            output=output, force=force, progress=progress,
+        )  # fmt: skip
     written = {"output": str(output)} if output is not None else {}
     out.result(found.to_json() | written, _comparison(found, _TOP if top is None else top, output))
     return 0 if found.identical else 1

@@ -46,8 +46,8 @@ def command(
         folder.mkdir(parents=True, exist_ok=True)
         source = _find_model(file, folder)
         if aprfmt.detect(source) != "gguf":
-            raise RefusedError("the demo starts from a GGUF", path=source, hint="make one with apr export")
-        name = str(source) if source.parent != folder or output else "the tiny model of the package"
+            raise RefusedError("the demo needs a GGUF", path=source, hint="make one with apr export")
+        name = str(source) if source.parent != folder or output else "the bundled tiny model"
         out.line(f"{out.style('apr demo', 'bold')} on {printable(name)}")
         files = DemoFiles(source, folder / f"{source.stem}.apr", folder / f"{source.stem}.roundtrip.gguf")
         steps, skipped = _run(files)
@@ -86,7 +86,7 @@ class DemoFiles(NamedTuple):
 
 
 class DemoStep(TypedDict):
-    """A step that passed."""
+    """A step of the demo that passed."""
 
     name: str
     seconds: float
@@ -102,7 +102,7 @@ def _run(files: DemoFiles) -> tuple[list[DemoStep], list[dict[str, str]]]:
         try:
             detail = run(files)
         except (MissingDependencyError, LlamaDiedError) as error:
-            if run is not _generate:
+            if run is not _compare_text:
                 raise
             skipped.append({"name": name, "reason": error.message})
             out.line(f"  {out.style('--', 'yellow')}  {name:<9} skipped: {printable(error.message)}")
@@ -141,14 +141,14 @@ def _export(files: DemoFiles) -> str:
     return f"{format_bytes(report.output_bytes)} GGUF"
 
 
-def _compare(files: DemoFiles) -> str:
+def _compare_bytes(files: DemoFiles) -> str:
     with Source.open(files.source) as a, Source.open(files.back) as b:
         if not is_same_content(a, b):
             raise RunError("the exported GGUF differs from the source", path=files.back)
         return f"{a.size:,} bytes, identical to the source"
 
 
-def _generate(files: DemoFiles) -> str:
+def _compare_text(files: DemoFiles) -> str:
     generated = []
     for path in (files.source, files.back):
         with Llama(path) as llama:
@@ -162,10 +162,6 @@ def _generate(files: DemoFiles) -> str:
 
 
 _STEPS: dict[str, Callable[[DemoFiles], str]] = {
-    "import": _import,
-    "inspect": _inspect,
-    "validate": _validate,
-    "export": _export,
-    "compare": _compare,
-    "generate": _generate,
-}
+    "import": _import, "inspect": _inspect, "validate": _validate, "export": _export, "compare": _compare_bytes,
+    "generate": _compare_text,
+}  # fmt: skip

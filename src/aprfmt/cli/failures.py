@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.cli.output import out
 from aprfmt.errors import (
@@ -37,6 +37,8 @@ from aprfmt.errors import (
 )
 
 if TYPE_CHECKING:
+    from typer._click import Parameter
+
     from aprfmt.cli.foreign_line import Suggestion
 
 EXIT_INTERNAL = 70
@@ -88,7 +90,7 @@ def report(error: BaseException) -> int:
 
 
 def meant(error: BaseException, arguments: Sequence[str]) -> Suggestion | None:
-    """Our command line for one that typer refused with `error`, if it means the same; else None."""
+    """The command line that corrects one that typer rejected with `error`; None if it would not mean the same."""
     if isinstance(error, UnknownFormatError) and (error.hint or "").startswith(ONE_FILE):
         from aprfmt.cli.other_tools import of_folder
 
@@ -280,7 +282,7 @@ def _with_added(hint: str | None) -> str | None:
     return "\n".join(filter(None, (line, f"or {match['before']}" if match["before"] else "", behind)))
 
 
-def _all_missing(missing: list[Any]) -> str | None:
+def _all_missing(missing: list[Parameter]) -> str | None:
     """The message if several parameters are missing, else None."""
     names = [p.human_readable_name if p.param_type_name == "argument" else max(p.opts, key=len) for p in missing]
     return f"Missing {' and '.join(names)}" if len(names) > 1 else None

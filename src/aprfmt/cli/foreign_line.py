@@ -1,4 +1,4 @@
-"""Reads a command line of another program by a row of `habits`."""
+"""Reads a command line of another program by a row of `foreign_commands`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
+from aprfmt.cli.foreign_commands import FOREIGN, Foreign
 from aprfmt.cli.foreign_options import OPTIONS, OPTIONS_OF, Meaning
-from aprfmt.cli.habits import HABITS, Habit
 from aprfmt.io.source import exists
+
+if TYPE_CHECKING:
+    from typer._click import Command
 
 _NAME = re.compile(r"\b[A-Z]+\b")
 _UPLOADS = ("push", "upload", "upload-folder", "upload-model", "push-to-hub", "publish")
@@ -22,7 +25,7 @@ _UPLOADS = ("push", "upload", "upload-folder", "upload-model", "push-to-hub", "p
 
 @dataclass(slots=True)
 class Suggestion:
-    """Our command line for another one.
+    """The apr command line that replaces one of another program.
 
     Attributes:
         words: the arguments of `apr`.
@@ -50,7 +53,7 @@ class Suggestion:
         return f"{lines} {self.shell}".rstrip() if self.words else self.shell
 
     def hint(self) -> str:
-        """The line, which can be typed as it is; on further lines what it leaves out."""
+        """The line to type; on further lines, what it leaves out."""
         without = f"without {', '.join(self.dropped)}" if self.dropped else ""
         return "\n".join(filter(None, (self.line(), without, self.then, self.note)))
 
@@ -67,13 +70,14 @@ class Suggestion:
 
 
 @cache
-def command_of(name: str) -> Any:
+def command_of(name: str) -> Command:
     """typer's object of our command."""
     import typer
 
     from aprfmt.cli.group import build
 
-    group: Any = typer.main.get_command(build(name))
+    group = typer.main.get_command(build(name))
+    assert isinstance(group, typer.core.TyperGroup)
     return group.commands[name]
 
 
@@ -88,13 +92,13 @@ _OUTPUTS = ("--output", *(name for name, meaning in OPTIONS.items() if meaning =
 class OtherLine:
     """One pass over the arguments of another program."""
 
-    def __init__(self, key: str, habit: Habit) -> None:
-        self._key, self._habit = key, habit
-        command = habit.ours.split()[0]
+    def __init__(self, key: str, foreign: Foreign) -> None:
+        self._key, self._foreign = key, foreign
+        command = foreign.ours.split()[0]
         self._params = {name: p for p in command_of(command).params for name in (*p.opts, *p.secondary_opts)}
-        output = dict.fromkeys(("-o", *_OUTPUTS), "OUT") if re.search(r"\bOUT\b", habit.takes) else {}
-        self._tables: list[Mapping[str, Meaning]] = [habit.options, output]
-        self._tables += [] if habit.alone else [OPTIONS_OF.get(command, {})]
+        output = dict.fromkeys(("-o", *_OUTPUTS), "OUT") if re.search(r"\bOUT\b", foreign.takes) else {}
+        self._tables: list[Mapping[str, Meaning]] = [foreign.options, output]
+        self._tables += [] if foreign.alone else [OPTIONS_OF.get(command, {})]
         self._bound: dict[str, str] = {}
         self._many: dict[str, list[str]] = {}
         self._options: list[str] = []
@@ -102,31 +106,31 @@ class OtherLine:
         self._dropped: list[str] = []
 
     def read(self, arguments: Sequence[str]) -> Suggestion:
-        """Our command line."""
+        """The apr command line."""
         left = iter(arguments)
         for word in left:
             if word == "--" or not word.startswith("-") or word == "-":
                 self._places += [*left] if word == "--" else [word]
             else:
                 self._take(word, left, arguments)
-        counted = HABITS.get(f"{self._key}+{len(self._places)}")
+        counted = FOREIGN.get(f"{self._key}+{len(self._places)}")
         if counted is not None:
-            self._habit = counted
-        if "MODEL" in self._many and (name := self._habit.takes.partition(" ")[0]) in ("FILE", "SRC", "RUN"):
+            self._foreign = counted
+        if "MODEL" in self._many and (name := self._foreign.takes.partition(" ")[0]) in ("FILE", "SRC", "RUN"):
             self._many.setdefault(name, []).extend(self._many.pop("MODEL"))
         words, complete = self._filled()
-        return Suggestion(words, self._dropped, self._put_names(self._habit.then), complete)
+        return Suggestion(words, self._dropped, self._put_names(self._foreign.then), complete)
 
     def _take(self, word: str, left: Iterator[str], arguments: Sequence[str]) -> None:
         raw, equals, value = word.partition("=")
         name, meaning = self._meaning(raw)
         if meaning is None:
-            if name in self._params and not self._habit.alone:
+            if name in self._params and not self._foreign.alone:
                 self._options += [name + equals + value]
                 if not equals and not self._is_switch(name) and (value := next(left, "")):
                     self._options.append(value)
                 return
-            self._dropped += [] if self._habit.alone else [raw]
+            self._dropped += [] if self._foreign.alone else [raw]
             if not equals and _looks_like_a_value(self._after(word, arguments)):
                 next(left, None)
             return
@@ -160,7 +164,7 @@ class OtherLine:
             for spelling in (raw, name):
                 if spelling in table:
                     return spelling, table[spelling]
-        if self._habit.alone:
+        if self._foreign.alone:
             return name, {"-m": "MODEL", "--model": "MODEL"}.get(raw)
         own = raw if raw in self._params else name
         meaning = None if own in self._params else OPTIONS.get(raw, OPTIONS.get(name))
@@ -184,7 +188,7 @@ class OtherLine:
         """Our line with the names replaced, and whether all of them were given."""
         places, missing, optional = self._places, set[str](), set[str]()
         rest: dict[str, list[str]] = {}
-        for item in self._habit.takes.split():
+        for item in self._foreign.takes.split():
             is_optional, item = item.startswith("["), item.strip("[]")
             name, has_default, default = item.removesuffix("...").partition("=")
             given = self._many.get(name, [])
@@ -205,7 +209,7 @@ class OtherLine:
                 (optional if is_optional else missing).add(name)
         words: list[str] = []
         unnamed = [v for n, values in self._many.items() if n not in {*self._bound, *rest} for v in values]
-        for token in self._habit.ours.split():
+        for token in self._foreign.ours.split():
             names = set(_NAME.findall(token))
             if token.endswith("...") and (name := token[:-3]) in rest:
                 words += rest[name] if rest[name] or name not in missing else [name]
@@ -214,7 +218,7 @@ class OtherLine:
                 option, equals, value = text.partition("=")
                 split = equals and option.startswith("--") and names
                 words += [option, value] if split else [_once(text)]
-        return [*words, *([] if self._habit.alone else [*unnamed, *places]), *self._options], not missing
+        return [*words, *([] if self._foreign.alone else [*unnamed, *places]), *self._options], not missing
 
     def _of_type(self, output: str) -> str:
         """A default name with the type that was asked for: lines for two types write two files."""
@@ -235,7 +239,7 @@ def stem(path: str) -> str:
 
 
 def free(name: str) -> str | None:
-    """`name`, or with a number behind it, so that nothing has that name; None if all of them are taken."""
+    """`name`, or `name-2` to `name-9`, whichever does not exist yet; None if all exist."""
     begin, suffix = os.path.splitext(name) if name.endswith(_FILES) else (name, "")
     names = (name, *(f"{begin}-{n}{suffix}" for n in range(2, 10)))
     return next((name for name in names if not exists(name)), None)

@@ -1,4 +1,4 @@
-"""Options of other programs, and what they are here: of any command, of one command, and of rows of `habits`."""
+"""Options of other programs, and what they are here: of any command, of one command, of rows of `foreign_commands`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Meaning: TypeAlias = str | Callable[[str], list[str] | dict[str, str]]
 
 --option    our option; its value is kept
 --a=b       these words, in place of a switch
-NAME        its value is this name of the habit's line
+NAME        its value is this name of the foreign command's line
 ""          nothing: a switch that changes no result
 =           nothing, and so is its value
 a function  our words, from its value; or values of names
@@ -114,31 +114,23 @@ OPTIONS: dict[str, Meaning] = {
     **dict.fromkeys(("--outfile", "--out", "--output-path", "--output-dir", "--mlx-path", "--out-path"), "--output"),
     **dict.fromkeys(("--output-file", "--out-file", "--out-dir", "--outdir", "--dest", "--destination"), "--output"),
     **dict.fromkeys(("--save-path", "--save-dir", "--save-to", "--dst", "--target-path"), "--output"),
-    **dict.fromkeys(("--out-type", "--ftype", "--torch-dtype"), "--dtype"),
-    "--outtype": _outtype,
-    **dict.fromkeys(("--dry-run", "--dryrun"), "--plan"),
-    **dict.fromkeys(("--overwrite", "--yes", "-y"), "--force"),
-    "--q-bits": "--bits",
-    "--q-group-size": "--group-size",
-    "--quant-predicate": "--recipe",
+    **dict.fromkeys(("--out-type", "--ftype", "--torch-dtype"), "--dtype"), "--outtype": _outtype,
+    **dict.fromkeys(("--dry-run", "--dryrun"), "--plan"), **dict.fromkeys(("--overwrite", "--yes", "-y"), "--force"),
+    "--q-bits": "--bits", "--q-group-size": "--group-size", "--quant-predicate": "--recipe",
     **dict.fromkeys(("--to", "--output-format"), "--format"),
     **dict.fromkeys(("--split-max-size", "--max-shard-size", "--out-shard-size"), "--shard-size"),
     **dict.fromkeys(("--max-size", "--size", "--split-size", "--part-size", "--chunk-size"), "--shard-size"),
     **dict.fromkeys(("--max", "--max-bytes", "--max-file-size", "--limit"), "--shard-size"),
-    "--output-tensor-type": "--output-type",
-    "--token-embedding-type": "--embedding-type",
-    "--leave-output-tensor": "--leave-output",
-    "--tensor-type-file": "--recipe",
-    **dict.fromkeys(("--nthreads", "--n-threads"), "--threads"),
-    "--temp": "--temperature",
+    "--output-tensor-type": "--output-type", "--token-embedding-type": "--embedding-type",
+    "--leave-output-tensor": "--leave-output", "--tensor-type-file": "--recipe",
+    **dict.fromkeys(("--nthreads", "--n-threads"), "--threads"), "--temp": "--temperature",
     **dict.fromkeys(("--n-predict", "--predict", "--max-new-tokens", "--num-predict"), "--max-tokens"),
     **dict.fromkeys(("--tokens", "--num-tokens", "--n-tokens", "--max-output-tokens"), "--max-tokens"),
     **dict.fromkeys(("--n-gpu-layers", "--num-gpu", "-ngl"), "--gpu-layers"),
     **dict.fromkeys(("--ctx-size", "--num-ctx", "--n-ctx", "--context", "--context-length", "--ctx-len"), "--ctx"),
     **dict.fromkeys(("--system-prompt", "-sys"), "--system"),
     **dict.fromkeys(("--hf-path", "--model", "-m", "--model-name-or-path"), "MODEL"),
-    **dict.fromkeys(("--hf-repo", "-hf", "-hfr"), lambda value: [f"hf://{value}"]),
-    "--prompt": "PROMPT",
+    **dict.fromkeys(("--hf-repo", "-hf", "-hfr"), lambda value: [f"hf://{value}"]), "--prompt": "PROMPT",
     **dict.fromkeys(
         ("--verbose", "-v", "--trust-remote-code", "--color", "-co", "--no-mmap", "--mlock", "--no-warmup", "--jinja"),
         "",
@@ -152,33 +144,24 @@ OPTIONS: dict[str, Meaning] = {
         ("-fa", "--flash-attn", "-b", "--batch-size", "-ub", "--ubatch-size", "-tb", "--threads-batch"), "="
     ),
     **dict.fromkeys(("-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu", "-dev"), "="),
-}
+}  # fmt: skip
 """Of any command. Words are looked up with dashes for underscores, as `--output_dir`."""
 
 RUN_OPTIONS: dict[str, Meaning] = {
-    "-p": "PROMPT",
-    "-t": _either(_is_temperature, "--temperature", "--threads"),
-    "-T": "--temperature",
-    "-c": "--ctx",
+    "-p": "PROMPT", "-t": _either(_is_temperature, "--temperature", "--threads"), "-T": "--temperature", "-c": "--ctx",
     **dict.fromkeys(("--context-size", "--context-window", "--max-context"), "--ctx"),
-    "-s": _either(str.isdecimal, "--seed", "--system"),
-    "--sys": "--system",
+    "-s": _either(str.isdecimal, "--seed", "--system"), "--sys": "--system",
     "--do-sample": lambda value: ["--temperature", "0"] if value.lower() in ("false", "0") else [],
-    "-n": "--max-tokens",
-    **dict.fromkeys(("--max-length", "--length", "--limit", "--ntokens", "--n"), "--max-tokens"),
+    "-n": "--max-tokens", **dict.fromkeys(("--max-length", "--length", "--limit", "--ntokens", "--n"), "--max-tokens"),
     **dict.fromkeys(("--seq-len", "--max-seq-len", "--max-seq-length", "--max-kv-size", "--n-ctx"), "--ctx"),
     **dict.fromkeys(("--system-message", "--instructions", "-S"), "--system"),
     **dict.fromkeys(("--question", "--message", "--user", "--text", "--input", "--query", "-q"), "PROMPT"),
-    "--random-seed": "--seed",
-    **dict.fromkeys(("--greedy", "--deterministic"), "--temperature=0"),
-    "--stream": "",
-    "-r": "--stop",
-    "--reverse-prompt": "--stop",
+    "--random-seed": "--seed", **dict.fromkeys(("--greedy", "--deterministic"), "--temperature=0"), "--stream": "",
+    "-r": "--stop", "--reverse-prompt": "--stop",
     **dict.fromkeys(("-no-cnv", "--no-conversation", "--ignore-chat-template"), "--raw"),
-    "--chat-template-file": "--template",
-    "--adapter-path": "--lora",
+    "--chat-template-file": "--template", "--adapter-path": "--lora",
     **dict.fromkeys(("--embedding", "--embeddings"), "--embed"),
-}
+}  # fmt: skip
 EVAL_OPTIONS: dict[str, Meaning] = {
     **dict.fromkeys(("-f", "--file", "--text", "--data-path", "--dataset"), "--data"),
     **dict.fromkeys(("--corpus", "--input", "-i", "--text-file", "--input-file", "--eval-data"), "--data"),
@@ -215,14 +198,10 @@ IMATRIX_OPTIONS: dict[str, Meaning] = {
     **dict.fromkeys(("-f", "--file", "--text", "--dataset", "--corpus", "--train-data"), "--data"),
     **dict.fromkeys(("--calibration", "--calibration-data", "--calib", "--calibration-file"), "--data"),
     **dict.fromkeys(("--input", "-i", "--train", "--prompt-file", "--text-file", "--input-file"), "--data"),
-    "-t": "--threads",
-    "-c": "--chunk-size",
-    "--ctx-size": "--chunk-size",
-    "--in-file": lambda value: [value, "--merge"],
-    "--output-file": "--output",
-    "--output-format": _fixed(),
+    "-t": "--threads", "-c": "--chunk-size", "--ctx-size": "--chunk-size",
+    "--in-file": lambda value: [value, "--merge"], "--output-file": "--output", "--output-format": _fixed(),
     "--output-frequency": "=",
-}
+}  # fmt: skip
 CALIBRATION: dict[str, Meaning] = {
     name: "DATA" if meaning == "--data" else meaning for name, meaning in IMATRIX_OPTIONS.items()
 } | dict.fromkeys(("--data", "-d"), "DATA")
@@ -241,48 +220,33 @@ _QUANTIZE: dict[str, Meaning] = {
 _AVERAGES = dict.fromkeys(("average", "mean", "avg", "soup", "uniform"), "linear")
 MERGE_OPTIONS: dict[str, Meaning] = {
     **dict.fromkeys(("--merge-method", "--strategy"), lambda value: ["--method", _AVERAGES.get(value, value)]),
-    "--method": lambda value: ["--method", _AVERAGES.get(value, value)],
-    "--weights": _many("--weight"),
+    "--method": lambda value: ["--method", _AVERAGES.get(value, value)], "--weights": _many("--weight"),
     **{f"--{name}": f"--method={name}" for name in ("linear", "slerp", "ties", "dare")},
     **dict.fromkeys(("--average", "--mean"), "--method=linear"),
-    **dict.fromkeys(("-c", "--yaml", "--file", "--from", "--merge-config", "--recipe"), "--config"),
-    "-w": "--weight",
-    "--allow-crimes": "",
-    "--base-model": "--base",
-    "-t": "--t",
+    **dict.fromkeys(("-c", "--yaml", "--file", "--from", "--merge-config", "--recipe"), "--config"), "-w": "--weight",
+    "--allow-crimes": "", "--base-model": "--base", "-t": "--t",
     **dict.fromkeys(("--cuda", "--lazy-unpickle", "--copy-tokenizer", "--low-cpu-memory", "--multi-gpu"), ""),
     "--random-seed": "--seed",
-}
+}  # fmt: skip
 _TRAIN: dict[str, Meaning] = {
     **dict.fromkeys(("--model-name-or-path", "--base"), "MODEL"),
     **dict.fromkeys(("--teacher-model-name-or-path", "--teacher-model"), "TEACHER"),
     **dict.fromkeys(("--dataset-name", "--dataset", "--train-data", "--dataset-path"), "DATA"),
     **dict.fromkeys(("--train-file", "--train-files", "--data-path", "--data-files", "--dataset-file"), "DATA"),
     **dict.fromkeys(("--output-dir", "--run-dir", "--adapter-path"), "OUT"),
-    **dict.fromkeys(("--max-steps", "--num-steps", "--iters"), "STEPS"),
-    "--num-train-epochs": "--epochs",
-    "--learning-rate": "--lr",
-    **dict.fromkeys(("--max-length", "--max-seq-length", "--seq-length"), "--seq-len"),
-    "--gradient-checkpointing": "--recompute=block",
-    "--max-grad-norm": "--clip",
-    "--adam-epsilon": "--eps",
-    "--adam-beta1": "--beta1",
-    "--adam-beta2": "--beta2",
-    "--logging-steps": "--log-every",
-    "--save-steps": "--save-every",
-    "--eval-steps": "--eval-every",
-    "--save-total-limit": "--keep",
-    "--report-to": "--log-to",
-    "--resume-from-checkpoint": "--resume",
+    **dict.fromkeys(("--max-steps", "--num-steps", "--iters"), "STEPS"), "--num-train-epochs": "--epochs",
+    "--learning-rate": "--lr", **dict.fromkeys(("--max-length", "--max-seq-length", "--seq-length"), "--seq-len"),
+    "--gradient-checkpointing": "--recompute=block", "--max-grad-norm": "--clip", "--adam-epsilon": "--eps",
+    "--adam-beta1": "--beta1", "--adam-beta2": "--beta2", "--logging-steps": "--log-every",
+    "--save-steps": "--save-every", "--eval-steps": "--eval-every", "--save-total-limit": "--keep",
+    "--report-to": "--log-to", "--resume-from-checkpoint": "--resume",
     **dict.fromkeys(("--packing", "--bf16", "--do-train"), ""),
     "--train": lambda value: {"DATA": value} if os.path.exists(value) else {},
     "--backend": _fixed(cuda="--device cuda", cpu="--device cpu"),
     **dict.fromkeys(("--use-cpu", "--no-cuda", "--cpu"), "--device=cpu"),
-    **dict.fromkeys(("--distill", "--no-packing", "--fp16"), ""),
-    "-d": "DATA",
-    "--mode": _fixed(),
+    **dict.fromkeys(("--distill", "--no-packing", "--fp16"), ""), "-d": "DATA", "--mode": _fixed(),
     **dict.fromkeys(("--tokenizer", "--steps-per-epoch", "--strategy", "--fine-tune-type"), "="),
-}
+}  # fmt: skip
 _OF_PEFT: dict[str, Meaning] = {
     "--use-peft": "--lora=r=16",
     **dict.fromkeys(("--method", "--peft", "--adapter", "--peft-type"), _peft),
@@ -361,28 +325,21 @@ TENSOR_OPTIONS: dict[str, Meaning] = {
 OPTIONS_OF: dict[str, dict[str, Meaning]] = {
     "inspect": {
         **dict.fromkeys(("--filters", "--summary", "--arch", "--config", "--details", "--brief"), ""),
-        **dict.fromkeys(("--all", "--meta", "--metadata-only", "--no-tensors"), "--metadata"),
-        "--tensors": "--weights",
+        **dict.fromkeys(("--all", "--meta", "--metadata-only", "--no-tensors"), "--metadata"), "--tensors": "--weights",
     },
-    "tensors": TENSOR_OPTIONS,
-    "validate": dict.fromkeys(CHECKSUMS, "--sha256"),
+    "tensors": TENSOR_OPTIONS, "validate": dict.fromkeys(CHECKSUMS, "--sha256"),
     "report": {"--html": _page_or_model, "--run": "MODEL", "--format": "="},
     "resume": {"--max-steps": "--steps", "--num-steps": "--steps", "--run": "RUN", "-r": "RUN"},
     "vocab": dict.fromkeys(("--text", "--tokenize", "--encode", "-p", "--prompt"), "TEXT"),
     "merge-adapter": {
-        "--base": "MODEL",
-        "--base-model": "MODEL",
-        **dict.fromkeys(("--adapter", "--lora", "--adapter-path", "--peft-model"), "ADAPTER"),
-        "--extract": "--unmerge",
+        "--base": "MODEL", "--base-model": "MODEL",
+        **dict.fromkeys(("--adapter", "--lora", "--adapter-path", "--peft-model"), "ADAPTER"), "--extract": "--unmerge",
         **RANK,
     },
     "tree": {"--grep": "--filter", "-L": "--depth"},
     "hex": {"--slice": "=", **dict.fromkeys(("--header", "--blocks", "--list", "--contract"), "")},
     "diff": {
-        "--limit": "--top",
-        "--threshold": "--tolerance",
-        "--weights": "--values",
-        "--stats": "--values",
+        "--limit": "--top", "--threshold": "--tolerance", "--weights": "--values", "--stats": "--values",
         "--transpose-aware": "",
         **dict.fromkeys(("--tensors", "--all", "--full", "--only-different", "--per-tensor", "--changed"), ""),
         **dict.fromkeys(("--content", "--deep", "--brief", "-b", "--names-only"), ""),
@@ -391,28 +348,19 @@ OPTIONS_OF: dict[str, dict[str, Meaning]] = {
     "meta": {"--chat-template": "--template", "--chat-template-file": "--template"},
     "import": {**dict.fromkeys(("--preserve-q4k", "--strict", "--enforce-provenance"), "")},
     "convert": {**_DTYPE, "--dequantize": "--dtype=f16", "-d": "--dtype=f16", "--use-temp-file": "", "--no-lazy": ""},
-    "export": _DTYPE,
-    "quantize": _QUANTIZE,
-    "merge": MERGE_OPTIONS,
+    "export": _DTYPE, "quantize": _QUANTIZE, "merge": MERGE_OPTIONS,
     "prune": {"--remove-layers": "--drop-layers", "--prune-layers": "--drop-layers", "-m": "=", "--method": "="},
-    "run": RUN_OPTIONS,
-    "eval": EVAL_OPTIONS,
-    "imatrix": IMATRIX_OPTIONS,
-    "bench": _BENCH_OF_APR,
+    "run": RUN_OPTIONS, "eval": EVAL_OPTIONS, "imatrix": IMATRIX_OPTIONS, "bench": _BENCH_OF_APR,
     "qa": {
         **dict.fromkeys((f"--skip-{name}" for name in (*_QA_SKIPS, "metadata", "capability")), ""),
         **dict.fromkeys(("--iterations", "--warmup", "--max-tokens", "--min-executed"), "="),
     },
     "push": {
-        "--commit-message": "--message",
-        "--repo-type": "=",
-        "--repo-id": "REPO",
-        "--local-dir": "SRC",
+        "--commit-message": "--message", "--repo-type": "=", "--repo-id": "REPO", "--local-dir": "SRC",
         **dict.fromkeys(("--repo", "--to", "--repository", "--upload-repo"), "REPO"),
-        **dict.fromkeys(("--folder", "--folder-path", "--path", "--model", "-m", "--src"), "SRC"),
-        "-r": "REPO",
+        **dict.fromkeys(("--folder", "--folder-path", "--path", "--model", "-m", "--src"), "SRC"), "-r": "REPO",
     },
     "distill": _TRAIN | {"--from": "TEACHER", "-t": "TEACHER", "-n": "STEPS"} | dict.fromkeys(_STUDENT, "MODEL"),
     "pretrain": _TRAIN | _OF_PEFT,
-}
+}  # fmt: skip
 """Of one command of ours: what its namesake in other programs takes."""

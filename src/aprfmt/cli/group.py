@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.complete import SHELL_OPTIONS
 from aprfmt.cli.output import out, width
 from aprfmt.cli.sections import EVERYWHERE, SectionedCommand
 from aprfmt.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from typer._click import Context, HelpFormatter, Parameter
 
 _EPILOG = """Every command reads .apr, .gguf, .safetensors, *.safetensors.index.json and Hugging Face
 folders; formats are detected by content, not by suffix. Add --json for one JSON object on stdout. Run
@@ -25,24 +27,17 @@ _WIDEST = 140
 """Columns of --help in a wider terminal: longer lines are hard to read."""
 
 
-class _Formatter(Protocol):
-    """The part of click's help formatter that `format_commands` uses."""
-
-    def section(self, name: str) -> AbstractContextManager[None]: ...
-
-    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = ...) -> None: ...
-
-
 class _Group(TyperGroup):
-    def get_params(self, ctx: Any) -> list[Any]:
+    def get_params(self, ctx: Context) -> list[Parameter]:
         """The options, with help for shell completion that names the supported shells."""
         *own, help_option = super().get_params(ctx)
-        params: list[Any] = [*own, *EVERYWHERE, help_option]
+        params = [*own, *EVERYWHERE, help_option]
         for option in params:
-            option.help = SHELL_OPTIONS.get(option.opts[0], option.help)
+            if isinstance(option, TyperOption):
+                option.help = SHELL_OPTIONS.get(option.opts[0], option.help)
         return params
 
-    def format_commands(self, ctx: object, formatter: _Formatter) -> None:
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Writes the commands, grouped by section."""
         for section in dict.fromkeys(row.section for row in COMMANDS.values()):
             with formatter.section(section):
@@ -53,7 +48,7 @@ class _Group(TyperGroup):
 def build(wanted: str | None) -> typer.Typer:
     """The command line. Imports only the module of command `wanted`, or every module if it is None."""
     columns = min(_WIDEST, width())
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "help_option_names": ["-h", "--help"], "terminal_width": columns, "max_content_width": columns,
     }  # fmt: skip
     app = typer.Typer(

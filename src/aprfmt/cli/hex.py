@@ -52,7 +52,7 @@ def hex(
             "--width", metavar="N", min=1, max=64, help="Bytes per line. [default: 16, or 8 in a narrow terminal]"
         ),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Plain hex dump of any file.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print a plain hex dump of any file.")] = False,
 ) -> int:
     """Annotate the bytes of a model file: header, metadata, index; or decode the blocks of a tensor.
 
@@ -65,7 +65,7 @@ def hex(
     apr hex model.apr --raw --offset 0x40 --limit 8
     """
     if _NUMBER.fullmatch(offset) is None:
-        raise UsageError(f"--offset {offset!r} is not a number of bytes", hint="4096, or 0x1000")
+        raise UsageError(f"--offset {offset!r} is not a byte offset", hint="4096, or 0x1000")
     if columns is None:
         columns = _BYTES if out.mode == "json" or width() >= (_WIDE_RAW if raw else _WIDE) else _BYTES // 2
     start = int(offset, 16 if offset[:2].lower() == "0x" else 10)

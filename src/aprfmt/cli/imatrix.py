@@ -49,7 +49,7 @@ class ImatrixCommand(Common, LlamaMachine):
     chunks: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N chunks.")] = None
     chunk_size: Annotated[int, typer.Option(metavar="N", min=32, help="Tokens per chunk.")] = 512
     process_output: Annotated[
-        bool, typer.Option("--process-output", help="Also collect statistics for the output head; rarely used.")
+        bool, typer.Option("--process-output", help="Also collect statistics for the output head (rarely needed).")
     ] = False
     parse_special: Annotated[bool, typer.Option("--parse-special", help="Parse special tokens in the text.")] = False
     text_field: TextFieldOption = "text"

@@ -48,9 +48,10 @@ def tensors(
     filter: FilterOption = None,
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Show at most N tensors; 0: all.")] = 0,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Add mean, deviation, range, NaN, infinity and zero counts.")
+        bool,
+        typer.Option("--stats", help="Show mean, standard deviation, range, and counts of NaN, infinity and zero."),
     ] = False,
-    hash: Annotated[bool, typer.Option("--hash", help="Add the SHA-256 of the stored bytes.")] = False,
+    hash: Annotated[bool, typer.Option("--hash", help="Show the SHA-256 of the stored bytes.")] = False,
 ) -> None:
     """List the tensors: name, dtype, shape (row-major), offset, size.
 
@@ -118,10 +119,12 @@ def validate(
     base: BaseOption = None,
     sha256: Annotated[
         str | None,
-        typer.Option(metavar="HEX|FILE", help="The file's SHA-256 (or the hub's X-Linked-ETag), or a file with it."),
+        typer.Option(
+            metavar="HEX|FILE", help="The expected SHA-256 (such as the hub's X-Linked-ETag), or a file with it."
+        ),
     ] = None,
     manifest: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Compare every file of a list in sha256sum's format.")
+        str | None, typer.Option(metavar="FILE", help="Compare all files with a list in sha256sum's format.")
     ] = None,
     junit: JunitOption = None,
     sarif: SarifOption = None,

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 _ALIASES = {"info": "inspect", "show": "inspect", "version": "--version", "-V": "--version", "help": "--help"}
-"""What people type first, by the habits of other programs."""
+"""What people type first, as other programs have it."""
 
 
 def _in_our_words(arguments: list[str]) -> list[str]:
@@ -68,9 +68,9 @@ def _prepare_streams() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command line and returns its exit code; prints whatever went wrong, never a traceback.
+    """Runs one command line and returns its exit code; reports errors, never a traceback.
 
-    A line of another program that means exactly one of ours is run as that, with a note of ours.
+    A command line of another program runs as the apr command that means the same, with a note.
     """
     from aprfmt.cli.failures import meant, report
     from aprfmt.cli.output import out

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 import aprfmt
-from aprfmt.cli.options import ForceOption, ModelArgument, TextFieldOption
+from aprfmt.cli.options import (
+    EngineOption,
+    FollowLinksOption,
+    ForceOption,
+    ModelArgument,
+    TextFieldOption,
+    ThreadsOption,
+)
 from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens, with_page
 from aprfmt.errors import UsageError
 from aprfmt.text import MAX_PERPLEXITY, first_few, format_bytes, format_count, format_perplexity, format_seconds, plural
@@ -47,12 +54,10 @@ def evaluate(
     teacher: Annotated[
         str | None, typer.Option(metavar="FILE", help="Also compute KL and agreement with this model.")
     ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="torch or llama. [default: torch on a GPU if supported, else llama]"),
-    ] = None,
+    engine: EngineOption = None,
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="For torch: cuda, cuda:N or cpu; fails if it is not available.")
+        str | None,
+        typer.Option(metavar="NAME", help="Device for torch: cuda, cuda:N or cpu; fails if it is not available."),
     ] = None,
     seq_len: Annotated[
         int | None,
@@ -78,11 +83,14 @@ def evaluate(
         ),
     ] = "shared",
     text_field: TextFieldOption = "text",
-    threads: Annotated[int, typer.Option(metavar="N", min=0, help="Threads for llama.cpp; 0: half the CPUs.")] = 0,
+    threads: ThreadsOption = 0,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="PAGE.html", help="With --against: write a page of KL and of error by layer."
+            "--output",
+            "-o",
+            metavar="PAGE.html",
+            help="With --against: write a page with the KL divergence and the error of each layer.",
         ),
     ] = None,
     force: ForceOption = False,
@@ -168,8 +176,8 @@ def _divergence(found: Divergence) -> Iterator[str]:
             ),
             (
                 "window",
-                f"{found.n_ctx:,} tokens, stride {found.n_ctx:,}; the second half of each window is scored, as in "
-                "llama-perplexity (apr eval without --against scores all of it)",
+                f"{found.n_ctx:,} tokens, stride {found.n_ctx:,}; the second half of each chunk is scored, as in "
+                f"llama-perplexity (apr eval without --against scores whole sequences)",
             ),
             ("time", f"{format_seconds(found.seconds)} on llama.cpp ({found.engine})"),
         ]
@@ -204,8 +212,8 @@ def _evaluation(found: Evaluation) -> Iterator[str]:
             ("read", f"{read}, from {data}"),
             (
                 "window",
-                f"{found.seq_len:,} tokens, stride {found.seq_len:,}; all of each window is scored (--against and "
-                "llama-perplexity: the second half)",
+                f"{found.seq_len:,} tokens, stride {found.seq_len:,}; whole sequences are scored (--against and "
+                f"llama-perplexity: their second half)",
             ),
             ("end tokens", "one follows each document and is scored (llama-perplexity: only with add_eos_token)"),
             *([("skipped", left_out)] if left_out else []),
@@ -230,19 +238,17 @@ def report(
         ),
     ] = None,
     force: ForceOption = False,
-    follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Follow symlinks that point outside the folder.")
-    ] = False,
+    follow_links: FollowLinksOption = False,
     live: Annotated[
-        bool, typer.Option("--live", help="Serve the page on this machine while the run goes on; Ctrl-C stops.")
+        bool, typer.Option("--live", help="Serve the page on this machine while the run is active; Ctrl-C stops.")
     ] = False,
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port of --live; 0: a free one.")] = 0,
 ) -> None:
     """Write a self-contained HTML report about training runs or a model.
 
     Training run: result, curves, samples, configuration, provenance; a .png contains only the curves and needs
-    matplotlib. Several runs are drawn over each other. Model: dimensions, dtypes, the values of every layer, metadata,
-    tokenizer, memory by context length, provenance.
+    matplotlib. Several runs are drawn into the same charts. Model: dimensions, dtypes, the values of every layer,
+    metadata, tokenizer, memory by context length, provenance.
 
     \b
     apr report run

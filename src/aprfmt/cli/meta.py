@@ -154,7 +154,7 @@ def _edit(action: str, words: list[str], output: Path | None, **how: Unpack[_Wri
 
     file, *items = words
     if not items:
-        raise UsageError(f"no key to {action}", hint=_FORMS[action])
+        raise UsageError(f"{action} needs a key", hint=_FORMS[action])
     if len(items) == 2 and action == "set" and "=" not in items[0]:
         items = ["=".join(items)]
     items = [_spelled(file, item) for item in items]
@@ -189,7 +189,7 @@ def _write(
 
 def _changes(done: MetadataEdit, *, in_place: bool) -> Iterator[str]:
     if in_place and done.changes and all(change.old == change.new for change in done.changes):
-        yield f"unchanged {out.style(printable(done.report.output), 'bold')}: it has these values"
+        yield f"{out.style(printable(done.report.output), 'bold')} is unchanged: it already has these values"
         return
     verb = out.style("would edit", "cyan") if done.report.plan else out.style("edited", "green")
     yield f"{verb} {out.style(printable(done.report.output), 'bold')}"
@@ -239,13 +239,9 @@ def _template(
         messages, variables = _conversation(chat) if chat else (_GREETING, {})
         reply = messages[-1:] == [] or messages[-1].get("role") != "assistant"
         text = aprfmt.render_chat(
-            file,
-            messages,
-            template=None if template is None else _text_of(template),
-            name=name,
-            add_generation_prompt=bool(variables.pop("add_generation_prompt", reply)),
-            **variables,
-        )
+            file, messages, template=None if template is None else _text_of(template), name=name,
+            add_generation_prompt=bool(variables.pop("add_generation_prompt", reply)), **variables,
+        )  # fmt: skip
         _print({"file": file, "text": text}, text + ("\n" if out.data_stream.isatty() else ""))
     else:
         _show(words[0], name, output, force=how["force"])

@@ -49,6 +49,13 @@ BaseOption = Annotated[
 TextFieldOption = Annotated[
     str, typer.Option(metavar="NAME", help="Field of a record, or column of a table, that contains the text.")
 ]
+FollowLinksOption = Annotated[
+    bool, typer.Option("--follow-links", help="Follow symlinks that point outside the folder.")
+]
+ThreadsOption = Annotated[int, typer.Option(metavar="N", min=0, help="Threads for llama.cpp; 0: half the CPUs.")]
+EngineOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="torch or llama. [default: torch on a GPU if supported, else llama]")
+]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Fail on invalid records.")]
 
 

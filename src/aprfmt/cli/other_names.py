@@ -1,4 +1,4 @@
-"""Names of commands: other ones of rows of `habits`, and how a command line is reduced to a row."""
+"""Names of commands: other ones of rows of `foreign_commands`, and how a command line is reduced to a row."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 from aprfmt.cli.commands import COMMANDS
+from aprfmt.cli.foreign_commands import FOREIGN
 from aprfmt.cli.foreign_options import MESSAGES, TEMPLATE
-from aprfmt.cli.habits import HABITS
 from aprfmt.io.source import exists
 
 SAME = {
@@ -33,43 +33,31 @@ SAME = {
     **dict.fromkeys(("gguf-to-hf", "convert-gguf-to-hf", "hf-from-gguf", "to-transformers"), "to-hf"),
     **dict.fromkeys(("convert gguf-to-hf", "export hf", "convert hf", "export transformers"), "to-hf"),
     **dict.fromkeys(("export gguf", "convert gguf"), "convert-hf-to-gguf"),
-    **dict.fromkeys(("mlx", "hf-to-mlx", "export mlx", "convert mlx"), "to-mlx"),
-    "mlx convert": "mlx-lm convert",
-    "mlx generate": "mlx-lm generate",
-    "export ollama": "export --ollama",
+    **dict.fromkeys(("mlx", "hf-to-mlx", "export mlx", "convert mlx"), "to-mlx"), "mlx convert": "mlx-lm convert",
+    "mlx generate": "mlx-lm generate", "export ollama": "export --ollama",
     **dict.fromkeys(("lora-to-gguf", "convert-adapter", "convert --lora"), "convert-lora-to-gguf"),
     **dict.fromkeys(("template show", "template get", "template print", "meta template-show"), "template"),
     **dict.fromkeys(("template apply", "template format"), "template render"),
     **{f"chat-template {verb}": "template" for verb in ("show", "get", "print")},
     **dict.fromkeys(("chat-template render", "chat-template apply"), "template render"),
-    "chat-template set": "template set",
-    **dict.fromkeys(("inspect --field", "show --key"), "inspect --key"),
-    "meta --field": "meta --key",
-    "inspect --kv": "inspect --keys",
-    "inspect --chat-template": "inspect --template",
-    "inspect --report": "inspect --html",
-    "export --lora": "export --adapter",
+    "chat-template set": "template set", **dict.fromkeys(("inspect --field", "show --key"), "inspect --key"),
+    "meta --field": "meta --key", "inspect --kv": "inspect --keys", "inspect --chat-template": "inspect --template",
+    "inspect --report": "inspect --html", "export --lora": "export --adapter",
     **dict.fromkeys(("metadata --name", "edit --general-name", "set-metadata --general-name"), "meta --name"),
     **{f"convert {option}": "convert --chat-template" for option in ("--chat-template-file", "--template")},
     **{f"export {option}": "convert --chat-template" for option in TEMPLATE},
     **dict.fromkeys(("hf pull", "hf get", "hf clone", "clone", "snapshot-download"), "hf download"),
-    "sft lora": "train lora",
-    **dict.fromkeys(("train sft", "train full"), "train"),
+    "sft lora": "train lora", **dict.fromkeys(("train sft", "train full"), "train"),
     **dict.fromkeys(("qlora", "finetune lora", "train qlora", "lora train"), "train lora"),
     **dict.fromkeys(("train --teacher", "sft --teacher", "finetune --teacher"), "trl gkd"),
     **dict.fromkeys(("kd", "distillation", "distill-model", "train distill"), "distil"),
     **dict.fromkeys(("train resume", "resume run"), "continue"),
     **{f"{name} --resume-from-checkpoint": "train --resume" for name in ("sft", "trl sft", "finetune", "fine-tune")},
-    **{f"{name} --resume": "train --resume" for name in ("sft", "trl sft", "fine-tune")},
-    "runs report": "runs show",
-    "runs ls": "runs list",
-    **dict.fromkeys(("ls runs", "history", "experiments"), "list runs"),
+    **{f"{name} --resume": "train --resume" for name in ("sft", "trl sft", "fine-tune")}, "runs report": "runs show",
+    "runs ls": "runs list", **dict.fromkeys(("ls runs", "history", "experiments"), "list runs"),
     **dict.fromkeys(("scan", "find", "ls models", "list models"), "ollama list"),
-    **dict.fromkeys(("card", "model-card"), "html"),
-    "kv": "metadata",
-    "fsck": "check",
-    **dict.fromkeys(("cmp", "delta"), "compare"),
-    "merge --peft-model": "merge --lora",
+    **dict.fromkeys(("card", "model-card"), "html"), "kv": "metadata", "fsck": "check",
+    **dict.fromkeys(("cmp", "delta"), "compare"), "merge --peft-model": "merge --lora",
     **{
         f"{verb} {option}": "edit --chat-template"
         for verb in ("edit", "set", "gguf-set-metadata", "update", "modify")
@@ -77,33 +65,17 @@ SAME = {
         if f"{verb} {option}" != "edit --chat-template"
     },
     "metadata --chat-template-file": "edit --chat-template",
-    **dict.fromkeys(("stamp --template", "stamp --chat-template-file"), "stamp --chat-template"),
-    "cache": "hf cache",
-    "perplexity": "llama-perplexity",
-    "ppl": "llama-perplexity",
-    "benchmark": "llama-bench",
-    "gguf-split": "llama-gguf-split",
-    "merge-shards": "join",
-    "gguf-hash": "llama-gguf-hash",
-    "export-lora": "llama-export-lora",
-    "merge-lora": "join-lora",
-    "lora": "join-lora",
-    "lora --train": "mlx-lm lora",
-    "fuse": "mlx-lm fuse",
-    "fuse --export-gguf": "mlx-lm fuse --export-gguf",
-    "create": "ollama create",
-    "dump": "gguf-dump",
-    "dump --no-tensors": "gguf-dump --no-tensors",
-    "convert-lora": "convert-lora-to-gguf",
-    **dict.fromkeys(("push-to-hub", "publish"), "upload"),
-    "config": "metadata",
-    "gkd": "trl gkd",
-    "sft": "trl sft",
+    **dict.fromkeys(("stamp --template", "stamp --chat-template-file"), "stamp --chat-template"), "cache": "hf cache",
+    "perplexity": "llama-perplexity", "ppl": "llama-perplexity", "benchmark": "llama-bench",
+    "gguf-split": "llama-gguf-split", "merge-shards": "join", "gguf-hash": "llama-gguf-hash",
+    "export-lora": "llama-export-lora", "merge-lora": "join-lora", "lora": "join-lora", "lora --train": "mlx-lm lora",
+    "fuse": "mlx-lm fuse", "fuse --export-gguf": "mlx-lm fuse --export-gguf", "create": "ollama create",
+    "dump": "gguf-dump", "dump --no-tensors": "gguf-dump --no-tensors", "convert-lora": "convert-lora-to-gguf",
+    **dict.fromkeys(("push-to-hub", "publish"), "upload"), "config": "metadata", "gkd": "trl gkd", "sft": "trl sft",
     **dict.fromkeys(
         ("train --resume-from-checkpoint", "pretrain --resume-from-checkpoint", "finetune --resume"), "train --resume"
     ),
-    **dict.fromkeys(("ls-tensors", "layers"), "list-tensors"),
-    "keys": "metadata",
+    **dict.fromkeys(("ls-tensors", "layers"), "list-tensors"), "keys": "metadata",
     **dict.fromkeys(("edit", "update", "modify"), "gguf-set-metadata"),
     **dict.fromkeys(("edit --set", "set-metadata --set", "set --set"), "metadata --set"),
     **dict.fromkeys(("edit --name", "set-metadata --name"), "gguf-set-metadata --name"),
@@ -112,69 +84,41 @@ SAME = {
     **dict.fromkeys(("apply-lora", "merge-and-unload", "merge-peft", "merge-lora-adapter"), "join-lora"),
     **dict.fromkeys(("merge --adapter", "merge --adapter-path"), "merge --lora"),
     **dict.fromkeys(("extract-adapter", "extract"), "extract-lora"),
-    **dict.fromkeys(("unsplit", "cat", "concat", "unshard"), "join"),
-    **dict.fromkeys(("kld", "kl-divergence"), "kl"),
+    **dict.fromkeys(("unsplit", "cat", "concat", "unshard"), "join"), **dict.fromkeys(("kld", "kl-divergence"), "kl"),
     **dict.fromkeys(("diff --kl", "compare --kl"), "diff --data"),
     **dict.fromkeys(("tokenize", "encode", "tokens", "tokenizer"), "llama-tokenize"),
-    **dict.fromkeys(("hash", "sha256", "sha256sum"), "checksum"),
-    "diagnose": "check",
+    **dict.fromkeys(("hash", "sha256", "sha256sum"), "checksum"), "diagnose": "check",
     **dict.fromkeys(("ollama create --file", "create -f", "create --file"), "ollama create -f"),
     **dict.fromkeys(("logs", "progress", "log"), "status"),
     **dict.fromkeys(("curves", "chart", "graph", "tensorboard", "wandb"), "plot"),
-    **dict.fromkeys(("page", "view"), "html"),
-    **dict.fromkeys(("get", "fetch"), "hf download"),
+    **dict.fromkeys(("page", "view"), "html"), **dict.fromkeys(("get", "fetch"), "hf download"),
     **dict.fromkeys(("render", "render-template", "render-chat"), "apply-chat-template"),
-    "set-template": "set-chat-template",
-    **dict.fromkeys(("server", "serve"), "llama-server"),
-    "convert-hf-to-gguf-update": "convert-hf-to-gguf",
-    **dict.fromkeys(("set-metadata", "set"), "gguf-set-metadata"),
-    "new-metadata": "gguf-new-metadata",
-    "mlx-lm quantize": "mlx-lm convert",
+    "set-template": "set-chat-template", **dict.fromkeys(("server", "serve"), "llama-server"),
+    "convert-hf-to-gguf-update": "convert-hf-to-gguf", **dict.fromkeys(("set-metadata", "set"), "gguf-set-metadata"),
+    "new-metadata": "gguf-new-metadata", "mlx-lm quantize": "mlx-lm convert",
     **dict.fromkeys(("ollama ls", "list", "ls", "models", "list-models", "ls-models"), "ollama list"),
-    **dict.fromkeys(("ollama ps", "ollama stop", "ps"), "ollama rm"),
-    "hf models": "hf cache",
-    "download": "hf download",
-    "login": "hf auth",
-    "hf login": "hf auth",
-    "hf whoami": "hf auth",
-    "hf scan-cache": "hf cache",
-    "hf delete-cache": "hf cache",
-    "hf repos": "hf repo",
+    **dict.fromkeys(("ollama ps", "ollama stop", "ps"), "ollama rm"), "hf models": "hf cache",
+    "download": "hf download", "login": "hf auth", "hf login": "hf auth", "hf whoami": "hf auth",
+    "hf scan-cache": "hf cache", "hf delete-cache": "hf cache", "hf repos": "hf repo",
     "hf upload-large-folder": "hf upload",
     **dict.fromkeys(("optimum-cli onnxruntime", "optimum-cli inc", "optimum-cli openvino"), "optimum-cli export"),
-    "mergekit-multi": "mergekit-yaml",
-    "mergekit-mega": "mergekit-yaml",
+    "mergekit-multi": "mergekit-yaml", "mergekit-mega": "mergekit-yaml",
     **dict.fromkeys(("finetune", "fine-tune"), "train"),
     **dict.fromkeys(("dpo", "grpo", "trl grpo", "trl reward", "trl kto", "trl rloo", "trl orpo"), "trl dpo"),
     **dict.fromkeys(("tune run", "accelerate launch", "torchrun"), "axolotl train"),
-    **dict.fromkeys(("embedding", "embeddings"), "embed"),
-    "chat-template": "template",
-    "lm-eval run": "lm-eval",
-}
-"""Other names of rows of HABITS."""
+    **dict.fromkeys(("embedding", "embeddings"), "embed"), "chat-template": "template", "lm-eval run": "lm-eval",
+}  # fmt: skip
+"""Other names of rows of FOREIGN."""
 
 PROGRAMS = (
-    "mlx-lm",
-    "ollama",
-    "hf",
-    "optimum-cli",
-    "transformers",
-    "trl",
-    "vllm",
-    "rosetta",
-    "axolotl",
-    "tune",
-    "lm-eval",
-)
+    "mlx-lm", "ollama", "hf", "optimum-cli", "transformers", "trl", "vllm", "rosetta", "axolotl", "tune", "lm-eval",
+)  # fmt: skip
 """Programs whose first argument is a command of theirs."""
 
 _SPELLINGS = {
-    "huggingface-cli": "hf",
-    "hub": "hf",
-    "transformers-cli": "transformers",
-    "mlx-lm-convert": "mlx-lm convert",
+    "huggingface-cli": "hf", "hub": "hf", "transformers-cli": "transformers", "mlx-lm-convert": "mlx-lm convert",
     "gguf-split": "llama-gguf-split",
-}
+}  # fmt: skip
 
 _NAMES: dict[str, str] = {
     "inspect": "describe|about|architecture|arch|details|examine|file|head|header|identify|modelinfo|stat"
@@ -255,9 +199,9 @@ _NAMES: dict[str, str] = {
     "|find-models|scan-models|list --models|hf list|hf ls|list-files|list-local",
     "inspect --html": "describe --html|describe --report",
 }
-"""By row of HABITS or command of ours: its other names."""
+"""By row of FOREIGN or command of ours: its other names."""
 
-SAME |= {name: row for row, names in _NAMES.items() for name in names.split("|") if name not in HABITS}
+SAME |= {name: row for row, names in _NAMES.items() for name in names.split("|") if name not in FOREIGN}
 
 _GLUE = frozenset({"to", "from", "a", "the", "of", "as", "my", "all", "into"})
 _SHOW = frozenset({"show", "list", "ls", "print", "dump", "read", "view", "display", "get", "see", "info", "inspect"})
@@ -269,7 +213,7 @@ _TO = re.compile(r"^([a-z]+)2([a-z]+)$")
 
 
 def _is_known(name: str) -> bool:
-    return name in COMMANDS or name in HABITS or name in SAME
+    return name in COMMANDS or name in FOREIGN or name in SAME
 
 
 def _reduced(words: Sequence[str]) -> str | None:
@@ -292,7 +236,7 @@ def _spelled(name: str) -> Iterator[str]:
 
 
 def named(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The command of another program, of one or two words as HABITS has them, and its arguments."""
+    """The command of another program, of one or two words as FOREIGN has them, and its arguments."""
     words = [*arguments]
     while len(words) > 1 and (re.fullmatch(r"python[\d.]*|-m|apr", words[0])):
         words.pop(0)
@@ -327,7 +271,7 @@ def _with_verb(name: str, rest: list[str]) -> tuple[str, list[str]]:
         return name, rest
     word = rest[0].replace("_", "-")
     for both in _spelled(f"{name} {word}"):
-        if both in HABITS or both in SAME:
+        if both in FOREIGN or both in SAME:
             return both, rest[1:]
     if _WORD.fullmatch(word) and any(map(exists, rest[1:])):
         found = _reduced([*re.split(r"[- ]", name), *word.split("-")])
@@ -337,7 +281,7 @@ def _with_verb(name: str, rest: list[str]) -> tuple[str, list[str]]:
 
 
 def nearest(word: str) -> str | None:
-    """The command, of ours or of another program, that `word` was possibly meant to be; None if no one is similar."""
-    names = [name for name in (*COMMANDS, *HABITS, *SAME) if " " not in name and "+" not in name]
+    """The command, of ours or of another program, that `word` was possibly meant to be; None if none is similar."""
+    names = [name for name in (*COMMANDS, *FOREIGN, *SAME) if " " not in name and "+" not in name]
     found = get_close_matches(word.replace("_", "-").lower(), names, 1, 0.8)
     return found[0] if found else None

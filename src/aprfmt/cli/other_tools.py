@@ -6,19 +6,22 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.cli.commands import COMMANDS
+from aprfmt.cli.foreign_commands import FOREIGN, Foreign
 from aprfmt.cli.foreign_line import OtherLine, Suggestion, command_of, free, option_of, stem
-from aprfmt.cli.habits import HABITS, Habit
 from aprfmt.cli.other_names import SAME, named, nearest
 from aprfmt.cli.output import is_of_mlx, out, quantizes
 from aprfmt.cli.special_lines import PART, SPECIAL, each_of_folder, is_adapter, is_model, page_of
 from aprfmt.io.source import exists
 
+if TYPE_CHECKING:
+    from typer._click import Parameter
+
 
 def suggest(arguments: Sequence[str], error: Exception) -> Suggestion | None:
-    """Our command line for `arguments`, which typer refused with `error`; None if there is nothing to suggest."""
+    """The command line to suggest for `arguments`, which typer rejected with `error`; None if none fits."""
     found = rephrase(arguments)
     if found is None and _misses(error):
         found = Suggestion([*arguments])
@@ -49,7 +52,7 @@ def _of_typo(words: list[str]) -> Suggestion | None:
 
 
 def of_missing(arguments: Sequence[str], path: str) -> Suggestion | None:
-    """Our command line for one of ours that took the word `path`, which is not a file, for its model."""
+    """The command line to suggest if the model `path` of a command does not exist."""
     if len(arguments) < 2 or arguments[1] != path or arguments[0] not in COMMANDS:
         return None
     found = rephrase(arguments)
@@ -60,7 +63,7 @@ def of_missing(arguments: Sequence[str], path: str) -> Suggestion | None:
 
 
 def of_refused(arguments: Sequence[str]) -> Suggestion | None:
-    """Our command line for one of ours with an address of the hub, a list of checksums, or a folder of models."""
+    """The command line to suggest for a hub address, a list of checksums or a folder of models."""
     command, *rest = arguments
     if command in ("convert", "export"):
         return page_of(rest)
@@ -72,7 +75,7 @@ def of_refused(arguments: Sequence[str]) -> Suggestion | None:
 
 
 def of_folder(arguments: Sequence[str], folder: str, file: str) -> Suggestion | None:
-    """Our command line with the only model of a folder in place of the folder."""
+    """The command line with a folder replaced by the only model in it."""
     words = [file if word.rstrip("/") == folder else word for word in arguments]
     return Suggestion(words) if words != [*arguments] else None
 
@@ -105,26 +108,26 @@ _SAMPLING = ("--top-k", "--top-p", "--min-p")
 
 
 def rephrase(arguments: Sequence[str]) -> Suggestion | None:
-    """Our command line by the table of habits; None if it has no row, or the row changes nothing."""
+    """The apr command line by the table FOREIGN; None if it has no row, or the row changes nothing."""
     name, rest = named(arguments)
     names, options = (name, SAME.get(name, name)), [option_of(word) for word in rest if word.startswith("-")]
     keys = (f"{one} {option}" for one in names for option in options)
-    key = next((key for key in keys if key in HABITS or key in SAME), name)
+    key = next((key for key in keys if key in FOREIGN or key in SAME), name)
     key = SAME.get(key, key)
     rest = _normalized(key, [*_without_true(rest)])
-    habit = HABITS.get(key)
-    if habit is None and key in COMMANDS:
-        habit = Habit("[MODEL]", f"{key} MODEL")
-    if habit is None:
+    foreign = FOREIGN.get(key)
+    if foreign is None and key in COMMANDS:
+        foreign = Foreign("[MODEL]", f"{key} MODEL")
+    if foreign is None:
         return None
     if (special := SPECIAL.get(key)) is not None and (found := special(rest)) is not None:
         if key in _SPLITS:
             _keep_gguf(found.words)
         _join_filters(found.words)
         return found
-    if not habit.ours:
-        return Suggestion([], then=habit.then, complete=False)
-    found = _read(key, habit, rest, is_of_mlx(arguments) or key == "mlx-lm convert")
+    if not foreign.ours:
+        return Suggestion([], then=foreign.then, complete=False)
+    found = _read(key, foreign, rest, is_of_mlx(arguments) or key == "mlx-lm convert")
     had_epochs = "--epochs" in found.words
     _put_model_first(found.words)
     _complete_values(found.words)
@@ -151,15 +154,15 @@ def _values(rest: Sequence[str]) -> Iterator[str]:
         yield from {word, word.partition("=")[2]}
 
 
-def _read(key: str, habit: Habit, rest: list[str], is_mlx: bool) -> Suggestion:
+def _read(key: str, foreign: Foreign, rest: list[str], is_mlx: bool) -> Suggestion:
     """Our line by a row, from its arguments `rest`."""
     if key in _JOINS:
         rest = _first_part(rest)
     if is_mlx:
-        found = OtherLine(key, habit).read([word for word in rest if word not in _QUANTIZE])
+        found = OtherLine(key, foreign).read([word for word in rest if word not in _QUANTIZE])
         _of_mlx(found.words, asked=bool({*_QUANTIZE} & {*rest}))
     else:
-        found = OtherLine(key, habit).read(rest)
+        found = OtherLine(key, foreign).read(rest)
     if key in _SPLITS:
         _keep_gguf(found.words)
     found.words[1:] = _in_order(found.words)
@@ -216,7 +219,7 @@ def _moved(words: Sequence[str], arguments: Sequence[str]) -> bool:
 
 
 def parse(words: Sequence[str]) -> Exception | None:
-    """Why typer refuses our command line `words`; None if it takes it."""
+    """Why typer rejects the command line `words`; None if it accepts it."""
     import typer
 
     try:
@@ -248,7 +251,7 @@ _OF_A_TYPE = ("-q", "--quantize", "--dtype", "--quant", "--outtype", "--type")
 
 def _normalized(key: str, rest: list[str]) -> list[str]:
     """`rest` with values in the form that their meaning needs, whatever the row."""
-    command = HABITS[key].ours.partition(" ")[0] if key in HABITS else key
+    command = FOREIGN[key].ours.partition(" ")[0] if key in FOREIGN else key
     if key == "to-mlx" and "-q" in rest:
         return [*(word for word in rest if word != "-q"), *([] if "--bits" in rest else ["--bits", "4"])]
     if command in (*_CONVERTS, "quantize"):
@@ -400,7 +403,7 @@ def _misses(error: Exception) -> bool:
     return type(error).__name__ == "MissingParameter" or "extra argument" in str(getattr(error, "message", ""))
 
 
-def missing_of(error: Exception, arguments: Sequence[str]) -> tuple[list[Any], list[Any]]:
+def missing_of(error: Exception, arguments: Sequence[str]) -> tuple[list[Parameter], list[Parameter]]:
     """(the command's parameters, the missing required ones); typer reports only the first."""
     context, first = getattr(error, "ctx", None), getattr(error, "param", None)
     if context is None or first is None or type(error).__name__ != "MissingParameter":
@@ -448,14 +451,9 @@ def _is_unclear(words: Sequence[str]) -> bool:
 
 
 _OUTPUTS_OF = {
-    "import": "{}.apr",
-    "merge": "merged",
-    "merge-adapter": "merged",
-    "prune": "{}-pruned",
-    "shard": "{}-shards",
-    "imatrix": "{}.imatrix.gguf",
-    "teacher": "{}-logprobs",
-}
+    "import": "{}.apr", "merge": "merged", "merge-adapter": "merged", "prune": "{}-pruned", "shard": "{}-shards",
+    "imatrix": "{}.imatrix.gguf", "teacher": "{}-logprobs",
+}  # fmt: skip
 _SUFFIXES = {"gguf": ".gguf", "apr": ".apr", "safetensors": ".safetensors", "hf": "-hf", "mlx": "-mlx"}
 
 

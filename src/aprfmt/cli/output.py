@@ -193,7 +193,7 @@ class Console:
                 print(printable(text), file=self.error_stream, flush=True)
 
     def wait_line(self, verb: str, seconds: float) -> None:
-        """Names work in progress on a line of its own, which whatever is printed next removes."""
+        """Shows the work in progress on a line that the next output replaces."""
         passed = f" {seconds:.0f} s" if seconds >= 2 else ""
         with self._screen:
             begin, end = ("\r", "\x1b[K") if self.waiting else ("", "")
@@ -215,7 +215,7 @@ class Console:
             self._tell("hint:", "cyan", text)
 
     def note(self, text: str) -> None:
-        """What the command line was taken for or leaves without effect, on stderr in human mode."""
+        """How the command line was interpreted, or what in it has no effect, on stderr in human mode."""
         if self.mode == "human":
             self._tell("note:", "cyan", text)
 
@@ -351,8 +351,8 @@ def table(
             for line, of in parts
             for i, part in enumerate(of)
         ]
-    told = [out.style(f"{' ' * indent}hidden at {width()} columns: {', '.join(gone)}", "dim")] if gone else []
-    return [out.style((form % tuple(widths)).rstrip(), "dim"), *((form % line).rstrip() for line in lines), *told]
+    hidden = [out.style(f"{' ' * indent}hidden at {width()} columns: {', '.join(gone)}", "dim")] if gone else []
+    return [out.style((form % tuple(widths)).rstrip(), "dim"), *((form % line).rstrip() for line in lines), *hidden]
 
 
 def pairs(rows: Iterable[tuple[str, str]], *, indent: int = 2, label: int = 15) -> list[str]:

@@ -21,7 +21,7 @@ def pull(
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Output folder. [default: end of NAME]")
     ] = None,
     allow_names: Annotated[
-        bool, typer.Option("--allow-names", help="Write files with names that other programs act on.")
+        bool, typer.Option("--allow-names", help="Allow file names that other programs execute or reserve.")
     ] = False,
     force: ForceOption = False,
 ) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import aprfmt
-from aprfmt.cli.options import PlanOption
+from aprfmt.cli.options import FollowLinksOption, PlanOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar, table
 from aprfmt.errors import UsageError
 from aprfmt.io.registry_path import is_registry
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A model file, or a folder to upload completely.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A model file, or a folder to upload as a whole.")],
     repo: Annotated[str, typer.Argument(metavar="REPO", help="Target: org/name, or oci://HOST/NAME:TAG.")],
     *,
     revision: Annotated[str, typer.Option(metavar="BRANCH", help="Branch; created if it does not exist.")] = "main",
@@ -35,9 +35,7 @@ def command(
         str | None, typer.Option(metavar="SPDX", help="License of the weights, if the card has none.")
     ] = None,
     no_license: Annotated[bool, typer.Option("--no-license", help="Publish without a license.")] = False,
-    follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Follow symlinks that point outside the folder.")
-    ] = False,
+    follow_links: FollowLinksOption = False,
     card: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Publish this model card instead of the repository's.")
     ] = None,
@@ -63,34 +61,24 @@ def command(
             "--no-create": not create, "--card": card is not None,
         }  # fmt: skip
         if unfit := [option for option, is_given in given.items() if is_given]:
-            raise UsageError(f"{', '.join(unfit)}: for the hub only, not for a registry")
+            raise UsageError(f"{', '.join(unfit)}: applies to the hub only, not to a registry")
         _push_oci(source, repo, layout or "modelpack", license, plan, no_license=no_license, follow_links=follow_links)
         return
     if not os.path.exists(source) and os.path.exists(repo) and "/" in source:  # `hf upload` names the repository first
         source, repo = repo, source
         out.note(shlex.join(["apr", "push", source, repo]))
     if layout is not None:
-        raise UsageError("--layout is for registries only", hint="apr push FILE oci://HOST/NAME:TAG")
+        raise UsageError("--layout applies to registries only", hint="apr push FILE oci://HOST/NAME:TAG")
     from aprfmt.publishing.push import push
 
     if out.mode != "human":
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # of huggingface_hub, which is not loaded yet
     with progress_bar("checksums") as progress:
         report = push(
-            source,
-            repo,
-            revision=revision,
-            message=message,
-            private=private,
-            create=create,
-            license=license,
-            no_license=no_license,
-            follow_links=follow_links,
-            card=card,
-            plan=plan,
-            progress=progress,
+            source, repo, revision=revision, message=message, private=private, create=create, license=license,
+            no_license=no_license, follow_links=follow_links, card=card, plan=plan, progress=progress,
             log=out.progress_line,
-        )
+        )  # fmt: skip
     for warning in report.warnings:
         out.warning(warning)
     out.result(report.to_json(), _lines(report))
@@ -101,16 +89,9 @@ def _push_oci(
 ) -> None:
     with progress_bar("uploading") as progress:
         report = aprfmt.push_oci(
-            source,
-            target,
-            layout=layout,
-            license=license,
-            no_license=no_license,
-            follow_links=follow_links,
-            plan=plan,
-            progress=progress,
-            log=out.progress_line,
-        )
+            source, target, layout=layout, license=license, no_license=no_license, follow_links=follow_links, plan=plan,
+            progress=progress, log=out.progress_line,
+        )  # fmt: skip
     for warning in report.warnings:
         out.warning(warning)
     name = out.style(printable(report.target), "bold")

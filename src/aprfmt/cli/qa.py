@@ -9,7 +9,7 @@ import typer
 
 import aprfmt
 from aprfmt.cli.ci import JunitOption, SarifOption, ci_reports
-from aprfmt.cli.options import ForceOption, ModelArgument, PageOption
+from aprfmt.cli.options import ForceOption, ModelArgument, PageOption, ThreadsOption
 from aprfmt.cli.output import out, printable, progress_bar, with_page, wrapped
 from aprfmt.errors import COMMAND
 from aprfmt.text import format_count, format_figure, format_seconds, plural
@@ -30,7 +30,7 @@ def qa(
         list[str] | None,
         typer.Option("--allow-skip", metavar="GATE", help="Allow this gate to be skipped; repeatable."),
     ] = None,
-    threads: Annotated[int, typer.Option(metavar="N", min=0, help="Threads for llama.cpp; 0: half the CPUs.")] = 0,
+    threads: ThreadsOption = 0,
     output: PageOption = None,
     force: ForceOption = False,
     junit: JunitOption = None,
@@ -51,15 +51,9 @@ def qa(
     """
     with progress_bar("checking"), ci_reports("qa", file, junit, sarif) as write:
         report = aprfmt.qa(
-            file,
-            against=against,
-            allow_skip=allow_skip or (),
-            threads=threads,
-            output=output,
-            force=force,
-            log=out.progress_line,
-            on_gate=_tell,
-        )
+            file, against=against, allow_skip=allow_skip or (), threads=threads, output=output, force=force,
+            log=out.progress_line, on_gate=_tell,
+        )  # fmt: skip
         if junit or sarif:
             write(report.cases())
     out.result(*with_page(report.to_json(), _verdict(report), output))

@@ -42,7 +42,9 @@ class Quantize(Conversion):
     ] = None
     mix: Annotated[
         str | None,
-        typer.Argument(metavar="TYPE", help="q4_k_m, q8_0, ... (see --list).", autocompletion=complete_preset),
+        typer.Argument(
+            metavar="TYPE", help="Quantization type: q4_k_m, q8_0, ... (see --list).", autocompletion=complete_preset
+        ),
     ] = None
     output: Annotated[
         Path | None,

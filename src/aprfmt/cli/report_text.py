@@ -75,11 +75,11 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     elif report.losses:
         yield "losses", "; ".join(report.losses)
     else:
-        yield "losses", "none; the exact bytes of the source files are not kept"
+        yield "losses", "none in the weights; the source files cannot be restored byte for byte"
 
 
 def plan_text(report: Report) -> Iterator[str]:
-    """The tensors to be written, layers grouped; then the summary, last because that is what stays in view."""
+    """The tensors to be written, layers grouped; then the summary, last so that it stays on screen."""
     if report.tensors:
         header = ["tensor", "*", "dtype", "shape", "count", "size"]
         yield from (*table(header, _folded(report.tensors), right="count size", spare="count size shape"), "")

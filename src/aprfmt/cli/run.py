@@ -117,29 +117,12 @@ class RunCommand(Common, LlamaMachine):
             return
         json = out.mode == "json"
         found = aprfmt.run(
-            self.file,
-            text,
-            system=self.system,
-            raw=self.raw,
-            template=self.template,
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            seed=self.seed,
-            stop=self.stop or (),
-            lora=self.adapters(),
-            image=self.image or (),
-            audio=self.audio or (),
-            mmproj=self.mmproj,
-            ctx=self.ctx,
-            threads=self.threads,
-            gpu_layers=self.gpu_layers,
-            dtype=self.dtype,
-            on_text=None if json else out.stream,
-            log=out.progress_line,
-        )
+            self.file, text, system=self.system, raw=self.raw, template=self.template, max_tokens=self.max_tokens,
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=self.seed,
+            stop=self.stop or (), lora=self.adapters(), image=self.image or (), audio=self.audio or (),
+            mmproj=self.mmproj, ctx=self.ctx, threads=self.threads, gpu_layers=self.gpu_layers, dtype=self.dtype,
+            on_text=None if json else out.stream, log=out.progress_line,
+        )  # fmt: skip
         if json:
             out.result(found.to_json())
             return
@@ -199,27 +182,17 @@ class RunCommand(Common, LlamaMachine):
             )
         media = [*(self.image or ()), *(self.audio or ())]
         loading = Loading(
-            ctx=self.ctx,
-            threads=self.threads,
-            gpu_layers=self.gpu_layers,
-            lora=[one if isinstance(one, tuple) else (one, 1.0) for one in self.adapters()],
-            mmproj=self.mmproj,
-            media=bool(media),
-            template=self.template,
-            dtype=self.dtype,
-        )
+            ctx=self.ctx, threads=self.threads, gpu_layers=self.gpu_layers,
+            lora=[one if isinstance(one, tuple) else (one, 1.0) for one in self.adapters()], mmproj=self.mmproj,
+            media=bool(media), template=self.template, dtype=self.dtype,
+        )  # fmt: skip
         sampling = sampling_of(
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=self.seed
         )
         chat(
-            self.file,
-            loading,
-            media=media,
-            sampling=sampling,
-            system=self.system,
-            max_tokens=self.max_tokens,
+            self.file, loading, media=media, sampling=sampling, system=self.system, max_tokens=self.max_tokens,
             stop=self.stop or (),
-        )
+        )  # fmt: skip
 
     def _embed(self, texts: list[str]) -> None:
         for field in fields(self):
@@ -228,15 +201,9 @@ class RunCommand(Common, LlamaMachine):
                 word = "a prompt" if name == "prompt" else f"--{name.replace('_', '-')}"
                 raise UsageError(f"--embed generates no text, so {word} has no effect")
         found = aprfmt.embed(
-            self.file,
-            texts,
-            lora=self.adapters(),
-            ctx=self.ctx,
-            threads=self.threads,
-            gpu_layers=self.gpu_layers,
-            dtype=self.dtype,
-            log=out.progress_line,
-        )
+            self.file, texts, lora=self.adapters(), ctx=self.ctx, threads=self.threads, gpu_layers=self.gpu_layers,
+            dtype=self.dtype, log=out.progress_line,
+        )  # fmt: skip
         out.result(found.to_json(), _vectors(found))
         if found.items[0].scores is None and found.size > _SHOWN and out.data_stream.isatty():
             out.hint(f"{shlex.join(['apr', *out.arguments, '--json'])}\nprints all {found.size:,} values")

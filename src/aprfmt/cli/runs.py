@@ -24,10 +24,14 @@ def resume(
     *,
     steps: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Train up to this step instead of the recorded one; may be more."),
+        typer.Option(metavar="N", min=1, help="Train up to this step instead of the recorded one; may lie beyond it."),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Read the data here; if it moved or changed, RUN/tokens is read.")
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Where the data is now. [default: its recorded path, or RUN/tokens if it moved or changed]",
+        ),
     ] = None,
 ) -> int:
     """Continue a training run from its latest checkpoint with the options that its folder records.

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import aprfmt
-from aprfmt.cli.options import ForceOption, ModelArgument
+from aprfmt.cli.options import FollowLinksOption, ForceOption, ModelArgument
 from aprfmt.cli.output import out, pairs, printable, progress_bar
 
 
@@ -20,9 +20,7 @@ def sbom(
         Path | None, typer.Option("--output", "-o", metavar="PATH", help="Output file. [default: standard output]")
     ] = None,
     force: ForceOption = False,
-    follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Follow symlinks that point outside the folder.")
-    ] = False,
+    follow_links: FollowLinksOption = False,
 ) -> None:
     """Write a model's bill of materials as CycloneDX 1.6: files, license, data sets, base models, training run.
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 from typer.core import TyperCommand, TyperOption
 
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.schema import SECTIONS
+from aprfmt.types import construct
+
+if TYPE_CHECKING:
+    from typer._click import Context, HelpFormatter, Parameter
 
 EVERYWHERE = [
     TyperOption(param_decls=names, is_flag=True, default=False, expose_value=False, help=words)
@@ -23,7 +28,7 @@ _LAST = ("require_signature", *(option.name for option in EVERYWHERE), "help")
 """Options that --help shows last."""
 
 
-def _require_signature(ctx: Any, parameter: Any, value: str | None) -> None:
+def _require_signature(ctx: Context, parameter: Parameter, value: str | None) -> None:
     """Sets the environment variable that `formats.open` reads, in this process and those that it starts."""
     if value is None:
         return
@@ -49,12 +54,12 @@ class SectionedCommand(TyperCommand):
 
     plain_first: ClassVar[bool] = True
 
-    def __init__(self, name: str | None, **settings: Any) -> None:
-        super().__init__(name, **settings)
+    def __init__(self, name: str | None, **settings: object) -> None:
+        construct(partial(super().__init__, name), settings)
         row = COMMANDS.get(name or "")
         self.params += [*([REQUIRE_SIGNATURE] if row is not None and row.reads_models else []), *EVERYWHERE]
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Gives switches with an optional value (`--resume [STEP]`) an explicit one, then parses."""
         for parameter in self.params:
             if parameter.param_type_name == "option" and (metavar := parameter.metavar or "").startswith("["):
@@ -62,11 +67,11 @@ class SectionedCommand(TyperCommand):
         parsed: list[str] = super().parse_args(ctx, args)
         return parsed
 
-    def sections(self, ctx: Any) -> dict[str, list[Any]]:
+    def sections(self, ctx: Context) -> dict[str, list[Parameter]]:
         """The parameters by section: arguments, options, those of SECTIONS, then others in order of appearance."""
-        arguments: list[Any] = []
-        plain: list[Any] = []
-        titled: dict[str, list[Any]] = {title: [] for title in SECTIONS}
+        arguments: list[Parameter] = []
+        plain: list[Parameter] = []
+        titled: dict[str, list[Parameter]] = {title: [] for title in SECTIONS}
         for parameter in self.get_params(ctx):
             if parameter.param_type_name == "argument":
                 arguments.append(parameter)
@@ -77,7 +82,7 @@ class SectionedCommand(TyperCommand):
         options = {"Options": plain} | titled if self.plain_first else titled | {"Options": plain}
         return {title: found for title, found in ({"Arguments": arguments} | options).items() if found}
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
+    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Writes the parameters by section."""
         for title, parameters in self.sections(ctx).items():
             records = [record for parameter in parameters if (record := parameter.get_help_record(ctx)) is not None]

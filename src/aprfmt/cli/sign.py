@@ -71,7 +71,7 @@ def sign(
     passphrase_file: PassphraseFileOption = None,
     certificate: Annotated[Path | None, typer.Option(metavar="PEM", help="Certificate of the key.")] = None,
     chain: Annotated[
-        list[Path] | None, typer.Option(metavar="PEM", help="Certificates between it and a trusted one; repeatable.")
+        list[Path] | None, typer.Option(metavar="PEM", help="Intermediate certificate up to a trusted one; repeatable.")
     ] = None,
     sigstore: Annotated[
         bool, typer.Option("--sigstore", help="Sign with an identity instead of a key; needs a network.")
@@ -83,8 +83,12 @@ def sign(
         Path | None,
         typer.Option("--output", "-o", metavar="PATH", help="Signature file. [default: FILE.sig, FOLDER/model.sig]"),
     ] = None,
-    hash: Annotated[str, typer.Option(metavar="NAME", help="sha256, blake3 (fastest) or blake2b.")] = "sha256",
-    follow_links: Annotated[bool, typer.Option("--follow-links", help="Cover files that symlinks refer to.")] = False,
+    hash: Annotated[
+        str, typer.Option(metavar="NAME", help="Hash function: sha256, blake3 (fastest) or blake2b.")
+    ] = "sha256",
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Also sign the files that symlinks point to.")
+    ] = False,
     force: ForceOption = False,
 ) -> None:
     """Sign a model: weights, tokenizer, templates and configuration, with one signature.
@@ -100,19 +104,10 @@ def sign(
     """
     with progress_bar("hashing") as progress:
         report = aprfmt.sign(
-            file,
-            key=key,
-            passphrase=_of_key(key, passphrase_file),
-            certificate=certificate,
-            chain=chain or (),
-            sigstore=sigstore,
-            identity_token=identity_token,
-            output=output,
-            hash=hash,
-            follow_links=follow_links,
-            force=force,
-            progress=progress,
-        )
+            file, key=key, passphrase=_of_key(key, passphrase_file), certificate=certificate, chain=chain or (),
+            sigstore=sigstore, identity_token=identity_token, output=output, hash=hash, follow_links=follow_links,
+            force=force, progress=progress,
+        )  # fmt: skip
     out.result(report.to_json(), _lines("signed", report))
 
 
@@ -120,7 +115,7 @@ def verify(
     file: SignedArgument,
     *,
     key: Annotated[
-        str, typer.Option(metavar="KEY", help="Public key or authority's certificates (PEM), or sigstore:ID,ISSUER.")
+        str, typer.Option(metavar="KEY", help="Public key or CA certificates (PEM), or sigstore:ID,ISSUER.")
     ],
     signature: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Signature file. [default: FILE.sig, FOLDER/model.sig]")
@@ -128,7 +123,7 @@ def verify(
 ) -> None:
     """Verify who signed a model, and that nothing was modified, added or removed since.
 
-    Exit status: 0 verified, 4 modified or broken signature, 5 not signed or signed by somebody else.
+    Exit status: 0 verified, 4 modified or broken signature, 5 not signed, or signed by someone else.
 
     \b
     apr verify model.gguf --key release.pub
@@ -163,7 +158,7 @@ def encrypt(
 ) -> None:
     """Encrypt a file as an .apr v1, under a passphrase or for a recipient: AES-256-GCM, Argon2id, X25519.
 
-    The metadata of an .apr v1 stay readable. Sign the encrypted file, not the plain one.
+    The metadata of an .apr v1 stays readable. Sign the encrypted file, not the plain one.
 
     \b
     apr encrypt v1.apr -o secret.apr --passphrase-file secret.txt
@@ -180,7 +175,9 @@ def encrypt(
 
 
 def decrypt(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that apr encrypt, or the reference, wrote.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A file written by apr encrypt or the reference implementation.")
+    ],
     output: OutputOption,
     *,
     key: Annotated[Path | None, typer.Option(metavar="KEY", help="X25519 private key of the recipient.")] = None,
@@ -247,6 +244,6 @@ def _passphrase(file: Path | None, *, twice: bool = False) -> bytes:
     text = getpass("passphrase: ")
     if not text:
         raise UsageError("the passphrase is empty")
-    if twice and getpass("the same again: ") != text:
+    if twice and getpass("repeat it: ") != text:
         raise UsageError("the passphrases differ")
     return text.encode()

@@ -1,4 +1,4 @@
-"""Command lines of other programs that a row of `habits` cannot answer: what they mean depends on the files."""
+"""Command lines of other programs that no row of `foreign_commands` answers: they depend on the files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
+from aprfmt.cli.foreign_commands import FOREIGN, Foreign
 from aprfmt.cli.foreign_line import OtherLine, Suggestion, free, option_of, stem
 from aprfmt.cli.foreign_options import CHECKSUMS, TENSOR_OPTIONS, model_of_modelfile
-from aprfmt.cli.habits import HABITS, Habit
 from aprfmt.cli.output import out
 from aprfmt.io.source import exists
 
@@ -25,7 +25,7 @@ PART = re.compile(r"-(\d{5})-of-\d{5}\.\w+$")
 
 def _where(program: str) -> str:
     path = shutil.which(program)
-    return f"is another program, and is installed here: {path}" if path else "is another program, not installed here"
+    return f"is another program, installed here as {path}" if path else "is another program, not installed here"
 
 
 def _serve(rest: Sequence[str]) -> Suggestion:
@@ -80,7 +80,7 @@ def _create(rest: Sequence[str]) -> Suggestion | None:
         if len([word for word in rest if not word.startswith("-")]) > 1 or not os.path.isfile("Modelfile"):
             return None
         rest = [*rest, "-f", "Modelfile"]  # its default
-    found = OtherLine("ollama create -f", HABITS["ollama create -f"]).read(rest)
+    found = OtherLine("ollama create -f", FOREIGN["ollama create -f"]).read(rest)
     model, name = found.words[1], os.path.splitext(found.words[3])[0]
     file = _value_of(rest, ("-f", "--file")) or "Modelfile"
     found.because = f"apr does not create Ollama models; ollama {_where('ollama')}"
@@ -145,7 +145,7 @@ def _list(rest: Sequence[str]) -> Suggestion | None:
         os.path.isdir(model) and len(places) == 1 and not {option_of(word) for word in rest} & _OF_TENSORS
     ):
         return None
-    found = OtherLine("tensors", HABITS["tensors"]).read([word for word in rest if not re.fullmatch("-[la]+", word)])
+    found = OtherLine("tensors", FOREIGN["tensors"]).read([word for word in rest if not re.fullmatch("-[la]+", word)])
     found.dropped = [option for option in found.dropped if option != "--models"]
     return found
 
@@ -156,7 +156,7 @@ def _inspect(rest: Sequence[str]) -> Suggestion | None:
     if any(word.endswith(".html") for word in places) and len(places) == 2:
         return Suggestion(["report", *sorted(places, key=lambda word: word.endswith(".html"))[:1], "-o", places[1]])
     if {option_of(word) for word in rest} & _OF_TENSORS:
-        return OtherLine("tensors", HABITS["tensors"]).read(rest)
+        return OtherLine("tensors", FOREIGN["tensors"]).read(rest)
     if len(places) < 2:
         return None
     if len(rest) == 2 and is_model(rest[0]) and not os.path.exists(rest[1]) and "." in rest[1]:
@@ -169,7 +169,7 @@ def _inspect(rest: Sequence[str]) -> Suggestion | None:
 
 
 def _each(*ours: str) -> Callable[[Sequence[str]], Suggestion | None]:
-    """Our command on each of several models."""
+    """The command for each of several models."""
 
     def lines(rest: Sequence[str]) -> Suggestion | None:
         if len(rest) < 2 or not all(map(is_model, rest)):
@@ -181,7 +181,7 @@ def _each(*ours: str) -> Callable[[Sequence[str]], Suggestion | None]:
 
 
 def each_of_folder(command: str, folder: str) -> Suggestion | None:
-    """Our command on each model of a folder of several."""
+    """The command for each model of a folder with several models."""
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     paths = [os.path.join(folder, name) for name in names if not name.startswith(".")]
     models = [path for path in paths if is_model(path)]
@@ -202,11 +202,11 @@ def _embed(rest: Sequence[str]) -> Suggestion | None:
     if len(rest) > 1 and is_model(rest[1]) and not rest[0].startswith("-") and not exists(rest[0]):
         rest = [rest[1], rest[0], *rest[2:]]
         if not output:
-            return OtherLine("embed", HABITS["embed"]).read(rest)
+            return OtherLine("embed", FOREIGN["embed"]).read(rest)
     if not output:
         return None
     at = next(at for at, word in enumerate(rest) if word in _OUTPUTS)
-    found = OtherLine("embed", HABITS["embed"]).read([*rest[:at], *rest[at + 2 :]])
+    found = OtherLine("embed", FOREIGN["embed"]).read([*rest[:at], *rest[at + 2 :]])
     found.words.append("--json")
     found.shell = f"> {shlex.quote(output)}"
     return found
@@ -216,7 +216,7 @@ def _kl(key: str) -> Callable[[Sequence[str]], Suggestion | None]:
     """In whichever order two models are named, the larger one is the reference; of equal ones by the row."""
 
     def line(rest: Sequence[str]) -> Suggestion | None:
-        found = OtherLine(key, HABITS[key]).read(rest)
+        found = OtherLine(key, FOREIGN[key]).read(rest)
         words, models = found.words, [word for word in rest[:2] if is_model(word)]
         if len(models) == 2 and "--against" in words and _differ(*map(size_of, models)):
             words[words.index("--against") + 1], words[1] = sorted(models, key=size_of, reverse=True)
@@ -244,7 +244,7 @@ def _export_lora(rest: Sequence[str]) -> Suggestion | None:
     if not rest or not is_adapter(rest[0]) or models or {*_MODELS} & {*rest}:
         return None
     key = "convert-lora-to-gguf"
-    return OtherLine(key, HABITS[key]).read(rest)
+    return OtherLine(key, FOREIGN[key]).read(rest)
 
 
 def _adapter(rest: Sequence[str]) -> Suggestion | None:
@@ -252,7 +252,7 @@ def _adapter(rest: Sequence[str]) -> Suggestion | None:
     adapter = next(filter(is_adapter, rest), "").rstrip("/")
     if not adapter or any(is_model(word) and word.rstrip("/") != adapter for word in rest):
         return None
-    row = OtherLine("convert-lora-to-gguf", HABITS["convert-lora-to-gguf"])
+    row = OtherLine("convert-lora-to-gguf", FOREIGN["convert-lora-to-gguf"])
     if len(rest) == 2 and not exists(rest[1]) and rest[1].endswith(".gguf"):
         rest = [rest[0], "-o", rest[1]]
     if exists(os.path.join(adapter, "config.json")):  # it describes the base
@@ -266,7 +266,7 @@ def _adapter(rest: Sequence[str]) -> Suggestion | None:
         return None
     base = os.path.join(folder, max(names, key=len))
     found = row.read([*rest, "--base", base])
-    found.then, found.complete = f"{base} is taken as the base, by its name", False
+    found.then, found.complete = f"{base} is taken as the base model because of its name", False
     return found
 
 
@@ -291,7 +291,7 @@ def _merge(rest: Sequence[str]) -> Suggestion | None:
     first = first_part(parts)
     if first is None or output.startswith("-"):
         return _merge_of_many(rest)
-    return OtherLine("join", HABITS["join"]).read([first, *(["-o", output] if output else [])])
+    return OtherLine("join", FOREIGN["join"]).read([first, *(["-o", output] if output else [])])
 
 
 def _merge_of_many(rest: Sequence[str]) -> Suggestion | None:
@@ -307,7 +307,7 @@ def _merge_of_many(rest: Sequence[str]) -> Suggestion | None:
             words[-1] += f",{word}"
         else:
             words.append(word)
-    return OtherLine("merge", Habit("[MODEL...]", "merge MODEL...")).read(words) if words != [*rest] else None
+    return OtherLine("merge", Foreign("[MODEL...]", "merge MODEL...")).read(words) if words != [*rest] else None
 
 
 def _set(rest: Sequence[str]) -> Suggestion | None:
@@ -344,7 +344,7 @@ def _upload(rest: Sequence[str]) -> Suggestion | None:
     """`hf upload REPO FOLDER .`: the last word is the folder in the repository, its root."""
     if len(rest) < 3 or rest[2] not in (".", "./", "/"):
         return None
-    return OtherLine("hf upload", HABITS["hf upload"]).read([*rest[:2], *rest[3:]])
+    return OtherLine("hf upload", FOREIGN["hf upload"]).read([*rest[:2], *rest[3:]])
 
 
 def _template(rest: Sequence[str]) -> Suggestion | None:
@@ -361,7 +361,7 @@ def _meta(rest: Sequence[str]) -> Suggestion | None:
         return Suggestion(["meta", "template", verb, rest[1], *rest[3:]]) if verb else None
     if {*rest} & {"--value", "-v"} and {*rest} & {"--key", "-k"}:
         words = [word for word in rest if word != "set"]
-        return OtherLine("gguf-set-metadata", HABITS["gguf-set-metadata"]).read(words)
+        return OtherLine("gguf-set-metadata", FOREIGN["gguf-set-metadata"]).read(words)
     if len(rest) == 2 and rest[1] in ("--template", "--chat-template"):
         return Suggestion(["meta", "template", rest[0]])
     if len(rest) == 3 and rest[1] in ("--template", "--chat-template", "--chat-template-file"):
@@ -372,7 +372,7 @@ def _meta(rest: Sequence[str]) -> Suggestion | None:
 def _lora(rest: Sequence[str]) -> Suggestion | None:
     """A model and data: trains an adapter."""
     if any(word.endswith((".jsonl", ".json", ".txt", ".parquet")) for word in rest) or "--data" in rest:
-        return OtherLine("train lora", HABITS["train lora"]).read(rest)
+        return OtherLine("train lora", FOREIGN["train lora"]).read(rest)
     return None
 
 
@@ -380,7 +380,7 @@ def _run(rest: Sequence[str]) -> Suggestion | None:
     """`--embed` as a switch: the text is elsewhere."""
     for at, word in enumerate(rest):
         if word in ("--embed", "--embedding", "--embeddings") and (at + 1 == len(rest) or rest[at + 1][:1] == "-"):
-            return OtherLine("embed", HABITS["embed"]).read([*rest[:at], *rest[at + 1 :]])
+            return OtherLine("embed", FOREIGN["embed"]).read([*rest[:at], *rest[at + 1 :]])
     return None
 
 
@@ -393,7 +393,7 @@ def _eval(rest: Sequence[str]) -> Suggestion | None:
         rest = [*rest[:2], "--data", *rest[3:]]
     if len(places) != 2 or not {"--data", "-d", "-f"} & {*rest}:
         return None
-    return OtherLine("eval", HABITS["eval"]).read([rest[0], "--against", *rest[1:]])
+    return OtherLine("eval", FOREIGN["eval"]).read([rest[0], "--against", *rest[1:]])
 
 
 def _split(rest: Sequence[str]) -> Suggestion | None:
@@ -406,10 +406,11 @@ def _split(rest: Sequence[str]) -> Suggestion | None:
     ]
     for at in reversed(sizes):
         words.insert(at, "--shard-size")
-    return OtherLine("split", HABITS["split"]).read(words) if words != [*rest] else None
+    return OtherLine("split", FOREIGN["split"]).read(words) if words != [*rest] else None
 
 
 def _shard(rest: Sequence[str]) -> Suggestion | None:
+    """`apr shard` with options of llama-gguf-split."""
     found = _split(rest)
     if found is None:
         return None
@@ -425,7 +426,7 @@ def _for_ollama(key: str) -> Callable[[Sequence[str]], Suggestion | None]:
     def line(rest: Sequence[str]) -> Suggestion | None:
         if any(map(_is_modelfile, rest)) or (not rest and os.path.isfile("Modelfile")):
             return _create(rest)
-        found = OtherLine(key, HABITS[key]).read(rest)
+        found = OtherLine(key, FOREIGN[key]).read(rest)
         own = model_of_modelfile("Modelfile").get("MODEL", "")
         if not own or os.path.normpath(own) != os.path.normpath(found.words[1]):
             return None
@@ -468,7 +469,7 @@ def _sums(rest: Sequence[str]) -> Suggestion | None:
     return Suggestion(lines[0], more=lines[1:]) if lines and len(lines) == len(found) else None
 
 
-_UNSIGNED = "this checks the file itself; apr verify FILE --key KEY checks a signature"
+_UNSIGNED = "apr validate checks the file itself; apr verify FILE --key KEY checks a signature"
 
 
 def _verify(rest: Sequence[str]) -> Suggestion | None:
@@ -491,8 +492,8 @@ def _distill(rest: Sequence[str]) -> Suggestion | None:
     models = [word for word in rest[:2] if is_model(word)]
     if len(models) != 2 or 2 * size_of(models[0]) >= size_of(models[1]):
         return None
-    found = OtherLine("distill", HABITS["distill"]).read([*reversed(models), *rest[2:]])
-    found.then = "the larger model teaches"
+    found = OtherLine("distill", FOREIGN["distill"]).read([*reversed(models), *rest[2:]])
+    found.then = "the larger model is the teacher"
     return found
 
 
@@ -504,7 +505,7 @@ def _extract(rest: Sequence[str]) -> Suggestion | None:
     base, tuned = sorted(places, key=len)
     if not stem(tuned).startswith(stem(base)) or stem(tuned) == stem(base):
         return None
-    found = OtherLine("extract-lora", HABITS["extract-lora"]).read(["--base", base, "--tuned", tuned, *rest[2:]])
+    found = OtherLine("extract-lora", FOREIGN["extract-lora"]).read(["--base", base, "--tuned", tuned, *rest[2:]])
     found.note = f"{base} is taken as the base and {tuned} as its fine-tune"
     return found
 
@@ -513,7 +514,7 @@ def _stamp(key: str) -> Callable[[Sequence[str]], Suggestion | None]:
     """A line that names no output: the key is set in place, as `apr meta` does."""
 
     def line(rest: Sequence[str]) -> Suggestion | None:
-        found = OtherLine(key, HABITS[key]).read(rest)
+        found = OtherLine(key, FOREIGN[key]).read(rest)
         if {"-o", "--output", "--in-place"} & {*found.words} or found.words[2:3] != ["--set"] or found.dropped:
             return None
         return Suggestion(["meta", "set", found.words[1], *(word for word in found.words[3:] if word != "--set")])
@@ -531,45 +532,27 @@ def _bits(rest: Sequence[str]) -> Suggestion | None:
     if bits not in _TYPES_OF_BITS or {"mlx", "--mlx"} & {*rest} or (output and not output.endswith(".gguf")):
         return None
     at = rest.index("--bits")
-    return OtherLine("quantize", HABITS["quantize"]).read([*rest[:at], "--type", _TYPES_OF_BITS[bits], *rest[at + 2 :]])
+    return OtherLine("quantize", FOREIGN["quantize"]).read(
+        [*rest[:at], "--type", _TYPES_OF_BITS[bits], *rest[at + 2 :]]
+    )
 
 
 SPECIAL: dict[str, Callable[[Sequence[str]], Suggestion | None]] = {
     **dict.fromkeys(("llama-server", "mlx-lm server", "ollama serve", "transformers serve"), _serve),
-    **dict.fromkeys(("ollama create", "ollama create -f"), _create),
-    "ollama pull": _pull,
-    "inspect": _inspect,
-    **dict.fromkeys(("check", "validate", "checksum", "checksum+1"), _sums),
-    "verify": _verify,
+    **dict.fromkeys(("ollama create", "ollama create -f"), _create), "ollama pull": _pull, "inspect": _inspect,
+    **dict.fromkeys(("check", "validate", "checksum", "checksum+1"), _sums), "verify": _verify,
     **{f"{name} {option}": _sums for name in ("verify", "checksum") for option in ("-c", *CHECKSUMS, "--sha256")},
-    **dict.fromkeys(("ollama list",), _list),
-    "vllm serve": _serve_by_vllm,
-    "doctor": _each("validate"),
-    "qa": _each("qa"),
-    "convert-lora-to-gguf": _adapter,
-    "metadata": _metadata,
-    "hf download": _download,
-    **dict.fromkeys(("hf upload", "upload"), _upload),
-    "template": _template,
-    **dict.fromkeys(("meta", "meta --set", "meta --key"), _meta),
-    **dict.fromkeys(("join-lora", "lora"), _lora),
-    "run": _run,
-    "llama-cli": _run,
-    **dict.fromkeys(("eval", "llama-perplexity", "evaluate"), _eval),
-    **dict.fromkeys(("split", "llama-gguf-split"), _split),
-    "shard": _shard,
-    **dict.fromkeys(("convert", "export"), _convert),
-    "rename": _rename,
+    **dict.fromkeys(("ollama list",), _list), "vllm serve": _serve_by_vllm, "doctor": _each("validate"),
+    "qa": _each("qa"), "convert-lora-to-gguf": _adapter, "metadata": _metadata, "hf download": _download,
+    **dict.fromkeys(("hf upload", "upload"), _upload), "template": _template,
+    **dict.fromkeys(("meta", "meta --set", "meta --key"), _meta), **dict.fromkeys(("join-lora", "lora"), _lora),
+    "run": _run, "llama-cli": _run, **dict.fromkeys(("eval", "llama-perplexity", "evaluate"), _eval),
+    **dict.fromkeys(("split", "llama-gguf-split"), _split), "shard": _shard,
+    **dict.fromkeys(("convert", "export"), _convert), "rename": _rename,
     **{key: _for_ollama(key) for key in ("export --ollama", "modelfile")},
-    **{key: _stamp(key) for key in ("stamp --name", "stamp --chat-template")},
-    "quantize --bits": _bits,
-    "extract-lora": _extract,
-    "run --serve": _serve,
-    "distill": _distill,
-    "embed": _embed,
+    **{key: _stamp(key) for key in ("stamp --name", "stamp --chat-template")}, "quantize --bits": _bits,
+    "extract-lora": _extract, "run --serve": _serve, "distill": _distill, "embed": _embed,
     **{key: _kl(key) for key in ("kl", "compare --data", "diff --data", "parity --data")},
-    "llama-export-lora": _export_lora,
-    "merge": _merge,
-    "gguf-set-metadata": _set,
-}
-"""By row of HABITS, which applies where these return None."""
+    "llama-export-lora": _export_lora, "merge": _merge, "gguf-set-metadata": _set,
+}  # fmt: skip
+"""By row of FOREIGN, which applies where these return None."""

@@ -77,18 +77,10 @@ class Stamp(Common):
                 raise UsageError(f"{key!r} is both set and removed")
             values[key] = None
         report = stamp(
-            self.file,
-            self.file if self.output is None else self.output,
-            hf_architecture=self.hf_architecture,
-            hf_model_type=self.hf_model_type,
-            architecture=self.architecture,
-            set=values,
-            types=types,
-            in_place=self.in_place,
-            plan=self.plan,
-            force=self.force,
-            **self.given(),
-        )
+            self.file, self.file if self.output is None else self.output, hf_architecture=self.hf_architecture,
+            hf_model_type=self.hf_model_type, architecture=self.architecture, set=values, types=types,
+            in_place=self.in_place, plan=self.plan, force=self.force, **self.given(),
+        )  # fmt: skip
         for warning in report.warnings:
             out.warning(warning)
         rows = [(key, as_text(value)) for key, value in report.stamped.items()]

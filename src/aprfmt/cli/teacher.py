@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import aprfmt
-from aprfmt.cli.options import Common, LlamaMachine, PlanOption, StrictOption, TextFieldOption
+from aprfmt.cli.options import Common, EngineOption, LlamaMachine, PlanOption, StrictOption, TextFieldOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens
 from aprfmt.text import format_bytes, format_seconds
 
@@ -20,7 +20,7 @@ class TeacherCommand(Common, LlamaMachine):
     """Save a teacher's top-k log-probabilities and the residual mass of all other tokens to files.
 
     `apr distill --teacher-logprobs` trains from these files without the teacher. torch runs the families that can be
-    trained, llama.cpp every decoder it supports; a vLLM, SGLang or llama-server is asked over HTTP. Run the same
+    trained, llama.cpp every decoder it supports; vLLM, SGLang and llama-server are queried over HTTP. Run the same
     command again to resume. --prompts and --from-vllm get the probabilities from vLLM without a connection.
 
     \b
@@ -65,10 +65,7 @@ class TeacherCommand(Common, LlamaMachine):
     )
     text_field: TextFieldOption = "text"
     strict: StrictOption = False
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="torch or llama. [default: torch on a GPU if supported, else llama]"),
-    ] = None
+    engine: EngineOption = None
     device: Annotated[str | None, typer.Option(metavar="NAME", help="Device for torch: cuda, cuda:N or cpu.")] = None
     from_vllm: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Read log-probabilities from vLLM responses (JSON lines).")
@@ -82,26 +79,12 @@ class TeacherCommand(Common, LlamaMachine):
         """Runs the command."""
         with progress_bar("computing", tokens) as progress:
             found = aprfmt.teacher(
-                self.file,
-                self.data,
-                self.output,
-                top_k=self.top_k,
-                temperature=self.temperature or (),
-                student=self.student,
-                seq_len=self.seq_len,
-                held_out=self.held_out,
-                text_field=self.text_field,
-                strict=self.strict,
-                engine=self.engine,
-                device=self.device,
-                threads=self.threads,
-                gpu_layers=self.gpu_layers,
-                from_vllm=self.from_vllm,
-                prompts=self.prompts,
-                plan=self.plan,
-                progress=progress,
-                log=out.progress_line,
-            )
+                self.file, self.data, self.output, top_k=self.top_k, temperature=self.temperature or (),
+                student=self.student, seq_len=self.seq_len, held_out=self.held_out, text_field=self.text_field,
+                strict=self.strict, engine=self.engine, device=self.device, threads=self.threads,
+                gpu_layers=self.gpu_layers, from_vllm=self.from_vllm, prompts=self.prompts, plan=self.plan,
+                progress=progress, log=out.progress_line,
+            )  # fmt: skip
         out.result(found.to_json(), _text(found, plan=self.plan))
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -24,6 +24,7 @@ from aprfmt.schema import OptionRow
 from aprfmt.text import format_bytes, format_count, format_seconds, format_setting, plural
 
 if TYPE_CHECKING:
+    from aprfmt.texts.summary import DataJson
     from aprtrain.budget import Plan
     from aprtrain.config import Config
     from aprtrain.finish import Summary
@@ -31,14 +32,10 @@ if TYPE_CHECKING:
 
 _PAUSE_S = 2.0
 _SECTIONS = {
-    "teacher": "Models and data",
-    "kd_weight": "Loss",
-    "lr": "Optimizer",
-    "steps": "Steps, batches and evaluation data",
-    "vocab_policy": "Teacher, memory and devices",
-    "save_every": "Checkpoints, evaluation and logging",
+    "teacher": "Models and data", "kd_weight": "Loss", "lr": "Optimizer", "steps": "Steps, batches and evaluation data",
+    "vocab_policy": "Teacher, memory and devices", "save_every": "Checkpoints, evaluation and logging",
     "resume": "Resuming and safety checks",
-}
+}  # fmt: skip
 """Sections of --help by the first option of each, in the order of the schema."""
 
 
@@ -249,12 +246,15 @@ def _exports(model: Path) -> list[tuple[str, str]]:
     return [(label, printable(shlex.join(["apr", "export", str(model), *words]))) for label, words in lines]
 
 
-def data_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def data_rows(data: "DataJson") -> Iterator[tuple[str, str]]:
     """Tokens and documents of the data, one row per source, with the number of passes if known."""
     about = "about " if data["estimated"] else ""
-    times = f", {data['passes']:.2f} epochs" if data.get("passes") is not None else ""
+    times = f", {passes:.2f} epochs" if (passes := data.get("passes")) is not None else ""
     learned = f", {data['learned'] / data['tokens']:.0%} trained on" if data["learned"] < data["tokens"] else ""
-    n_files, n_bytes = (sum(source[name] for source in data["sources"]) for name in ("files", "bytes"))
+    n_files, n_bytes = (
+        sum(source["files"] for source in data["sources"]),
+        sum(source["bytes"] for source in data["sources"]),
+    )
     size = f"; {plural(n_files, 'file')}, {format_bytes(n_bytes)}" if n_files else ""
     yield (
         "data",
@@ -264,7 +264,7 @@ def data_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", "not enough data for this run: add data, lower --steps, or use --epochs N or --repeat"
     for source in data["sources"] if len(data["sources"]) > 1 else ():
         share = f"{source['weight']:.1%} of the training tokens: " if source["weight"] is not None else ""
-        times = f", {source['passes']:.2f} epochs" if source.get("passes") is not None else ""
+        times = f", {passes:.2f} epochs" if (passes := source.get("passes")) is not None else ""
         yield "", f"{source['name']}: {share}{about}{source['tokens']:,} tokens{times}"
     for what, n in data["left_out"].items():
         yield "skipped", f"{n:,} {what}"
@@ -309,7 +309,7 @@ def _plan_text(body: "Plan") -> Iterator[str]:
         words = f"{v['n_real']:,} shared ids; rows {v['teacher_rows']:,} and {v['student_rows']:,}"
         rows.append(("vocabulary", words))
     yield from pairs(rows)
-    yield from wrapped(f"training options {body['digest']} (what a resumed run must match, besides models and data)")
+    yield from wrapped(f"training options {body['digest']} (a resumed run must match these, the models and the data)")
     usual, config = body["defaults"], body["config"]
     changed = [name for name, value in config.items() if value != usual[name]]
     cells = [

@@ -26,7 +26,7 @@ def tree(
         str | None, typer.Option(metavar="NAME", help="ascii, dot, mermaid or json. [default: ascii]")
     ] = None,
     sizes: Annotated[
-        bool, typer.Option("--sizes", help="Add parameters and bytes; a folded line shows the sum.")
+        bool, typer.Option("--sizes", help="Show parameters and bytes; a folded line shows the sum.")
     ] = False,
     depth: Annotated[int, typer.Option(metavar="N", min=0, help="Show N levels; 0: all.")] = 0,
     filter: FilterOption = None,

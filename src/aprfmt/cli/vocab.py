@@ -30,7 +30,7 @@ def command(
 ) -> int:
     """Encode text with a model's own tokenizer, decode ids, or compare two tokenizers.
 
-    FILE may also be a folder with a tokenizer, or a tokenizer.json. Without TEXT, --against compares on a built-in
+    FILE can also be a tokenizer.json or a folder with a tokenizer. Without TEXT, --against compares on a built-in
     set of difficult texts.
 
     \b

@@ -180,7 +180,7 @@ def _check_weights(weights: Array, cols: int) -> Array:
 
     weights = np.require(weights, "<f4", ["C", "A"]).reshape(-1)
     if weights.size != cols:
-        raise RefusedError(f"an importance of {weights.size} columns for rows of {cols}")
+        raise RefusedError(f"the importance matrix has {weights.size} values for rows of {cols}")
     if not (weights.min() >= 0 and weights.max() <= MOST_WEIGHT):
         raise RefusedError("an importance value is negative, above 2^60 or NaN")
     return weights

@@ -1,10 +1,9 @@
 """Quantized weights of checkpoints, one row per scheme: which tensors belong together, and how they are dequantized.
 
 A quantized weight is a matrix of small codes in one stored tensor, with scales (and zero points, and an order of
-columns)
-in others. The decoders are pure: they check the tensors against each other and the settings, and yield float32 tile by
-tile, so memory stays small. Values follow the schemes' own definitions; where their kernels differ, the exact product
-is used.
+columns) in others. The decoders are pure: they check the tensors against each other and the settings, and yield float32
+tile by tile, so memory stays small. Values follow the schemes' own definitions; where their kernels differ, the exact
+product is used.
 """
 
 from __future__ import annotations
@@ -317,8 +316,8 @@ def grid_of(scheme: str, source: TensorSource, shape: tuple[int, ...], blocks: S
         for height, width in blocks:
             if (-(-rows // height), -(-columns // width)) == (high, wide):
                 return Grid(source, rows, (high, wide), height, width, dtype=dtype)
-    told = " or ".join(f"blocks of {a}x{b}" for a, b in blocks) or "one scale per row"
-    what = f"scales of shape {list(source.shape)} do not match a weight of shape {list(shape)} with {told}"
+    stated = " or ".join(f"blocks of {a}x{b}" for a, b in blocks) or "one scale per row"
+    what = f"scales of shape {list(source.shape)} do not match a weight of shape {list(shape)} with {stated}"
     raise refusal(scheme, source.name, what)
 
 
@@ -337,7 +336,9 @@ def scale_blocks(scheme: str, settings: Settings, tensor: str) -> list[tuple[int
     for size in sizes:
         pair = [int(n) for n in size.split("x") if n.isdecimal()] if isinstance(size, str) else size
         if not isinstance(pair, list) or len(pair) != 2:
-            raise refusal(scheme, tensor, f"blocks of {size!r} are not two sizes", "correct it in config.json")
+            raise refusal(
+                scheme, tensor, f"the block size {size!r} is not a pair of sizes", "correct it in config.json"
+            )
         height, width = (positive(scheme, "a block size", n, tensor) for n in pair)
         found.append((height, width))
     return found

@@ -93,8 +93,8 @@ def _gptq_bits(codes: TensorSource, zeros: TensorSource, n_out: int, settings: S
     if len(fit) == 1 and codes.shape[0] * 32 % fit[0] == 0 and n_out * fit[0] % 32 == 0:
         return fit[0]
     what = f"codes of shape {list(codes.shape)} with zero points of shape {list(zeros.shape)}"
-    told = ", ".join(map(str, sorted(named))) or "no number of"
-    raise refusal("GPTQ", codes.name, f"{what} are not {told} bits (supported: 2, 3, 4 and 8)", CONFIG_HINT)
+    stated = ", ".join(map(str, sorted(named))) or "any number of"
+    raise refusal("GPTQ", codes.name, f"{what} are not {stated} bits (supported: 2, 3, 4 and 8)", CONFIG_HINT)
 
 
 def _gptq_order(sources: StoredTensors, n_in: int, n_groups: int, settings: Settings) -> Array:
@@ -181,15 +181,15 @@ def pack_quantized(sources: StoredTensors, settings: Settings) -> Decoded:
     """Codes packed along the inputs, [out, in], offset by half their range; the shape is a separate tensor."""
     import numpy as np
 
-    packed, scale, told = sources[".weight_packed"], sources[".weight_scale"], sources[".weight_shape"]
+    packed, scale, stated = sources[".weight_packed"], sources[".weight_scale"], sources[".weight_shape"]
     scheme = "compressed-tensors"
     expect(scheme, packed, ("I32",), ndim=2)
     expect(scheme, scale, FLOATS)
-    expect(scheme, told, ("I64", "I32"), (2,))
-    rows, columns = (int(n) for n in flat(told))
+    expect(scheme, stated, ("I64", "I32"), (2,))
+    rows, columns = (int(n) for n in flat(stated))
     if rows != packed.shape[0] or columns <= 0:
         what = f"says {[rows, columns]}, but the packed codes have shape {list(packed.shape)}"
-        raise refusal(scheme, told.name, what)
+        raise refusal(scheme, stated.name, what)
     bits = _packed_bits(packed, columns, settings)
     grid = _packed_grid(sources, (rows, columns), settings)
     zero = _zero_points(sources, grid, bits, settings)

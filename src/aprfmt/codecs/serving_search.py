@@ -56,7 +56,10 @@ def integer_codes(groups: Array, scale: Array, zero: Array, half: int) -> Array:
 
 
 def integer_scales(groups: Array, weights: Array, half: int, dtype: str, *, symmetric: bool) -> tuple[Array, Array]:
-    """Positive scales of `dtype` and whole zero points, float32 [rows, groups]; `weights` broadcast to the groups."""
+    """Searches for the scales and zero points with the least squared error of each group, weighted by `weights`.
+
+    Returns positive scales that `dtype` can store, and whole zero points: float32 [rows, groups].
+    """
     import numpy as np
 
     low, high = np.minimum(groups.min(axis=-1), 0), np.maximum(groups.max(axis=-1), 0)

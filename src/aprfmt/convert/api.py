@@ -125,7 +125,9 @@ def convert(
     if options.verify and not options.plan and target.name == "gguf":
         require_llama()
     if options.verify == "logits" and edit is not None:
-        raise UsageError("--verify=logits needs the source's weights, and this command changes them", hint="--verify")
+        raise UsageError(
+            "--verify=logits compares with the source's weights, which this command changes", hint="--verify"
+        )
     with ExitStack() as stack:
         opened = stack.enter_context(watch_opened())
         quantization = quantization_of(options, target.name, target.takes)
@@ -327,24 +329,13 @@ def _report(
     c: Canonical, output: Output, losses: Losses, src: str, dst: str, target: Target, options: Options
 ) -> Report:
     report = Report(
-        source=src,
-        output=dst,
-        format=target.container,
-        label=target.label,
-        architecture=c.hparams.architecture,
-        tensor_count=len(output.tensors),
-        input_bytes=c.model.size_bytes,
-        output_bytes=sum(layout.n_bytes for layout in output.layouts),
-        dtypes=dtype_totals(output.tensors),
-        param_count=_n_params(c, output),
-        lossless=output.lossless,
-        warnings=[*c.warnings, *losses.warnings],
-        losses=losses.sentences(),
-        differences=losses.differences,
-        changes=losses.changes,
-        plan=options.plan,
+        source=src, output=dst, format=target.container, label=target.label, architecture=c.hparams.architecture,
+        tensor_count=len(output.tensors), input_bytes=c.model.size_bytes,
+        output_bytes=sum(layout.n_bytes for layout in output.layouts), dtypes=dtype_totals(output.tensors),
+        param_count=_n_params(c, output), lossless=output.lossless, warnings=[*c.warnings, *losses.warnings],
+        losses=losses.sentences(), differences=losses.differences, changes=losses.changes, plan=options.plan,
         signature=c.model.signature.sentence() if c.model.signature is not None else None,
-    )
+    )  # fmt: skip
     if target.folder or len(output.layouts) > 1:
         report.written = {layout.name: layout.n_bytes for layout in output.layouts}
     if not target.folder and len(output.layouts) > 1:

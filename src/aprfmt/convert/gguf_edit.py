@@ -253,7 +253,7 @@ def _check(model: Model, part: GgufPart, head: bytes, patch: Mapping[str, object
         found.append({*network, *(_vocabulary_problems(state) if of_vocabulary else ())})
     if appeared := found[1] - found[0]:
         raise RefusedError(
-            f"llama.cpp would not load the GGUF: {min(appeared)}", path=model.path, hint="the tensors contradict it"
+            f"llama.cpp would not load the GGUF: {min(appeared)}", path=model.path, hint="the tensors do not match it"
         )
 
 

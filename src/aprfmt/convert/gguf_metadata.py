@@ -73,9 +73,9 @@ def checked_keys(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor])
     _check_keys(c, pairs, tensors)
     if not is_apr:
         return entries
-    told = _missing_after_import(c, pairs, extras_in_gguf(c)) if _is_of_its_class(c) else {}
+    stated = _missing_after_import(c, pairs, extras_in_gguf(c)) if _is_of_its_class(c) else {}
     kept = sidecar.corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
-    return sidecar.seal(entries, Sidecar(told, _stored_dtypes(c, tensors), kept))
+    return sidecar.seal(entries, Sidecar(stated, _stored_dtypes(c, tensors), kept))
 
 
 def _is_of_its_class(c: Canonical) -> bool:

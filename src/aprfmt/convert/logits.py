@@ -202,7 +202,7 @@ def _by_torch(
             text = f"the process that computes the logits {death}: {last_line(death.log)}"
             if death.late:
                 raise RunError(text, path=name, hint=f"set {TIMEOUT_VARIABLE}=SECONDS to allow more time") from None
-            hint = "float32 weights need 4 bytes per parameter of memory"
+            hint = "float32 weights take 4 bytes of memory per parameter"
             raise OutOfMemoryError(text, path=name, hint=hint) from None
         finally:
             child.close()
@@ -239,7 +239,7 @@ class SourceLogits:
             raise UsageError(
                 "--verify=logits needs a language model of a known architecture",
                 path=c.model.path,
-                hint="leave out =logits",
+                hint="use --verify without =logits",
             )
         pairs = to_gguf(c.hparams, c.arch, complete=False, misfits=True)
         kind = kind_of({key: value for key, _, value in pairs} | {"general.architecture": c.arch.gguf})
@@ -273,23 +273,15 @@ class SourceLogits:
                 hint=f"write it without =logits, then: apr qa {os.fspath(name)} --against {self.path}",
             )
         return LogitsComparison(
-            what=what,
-            tokens=len(self.ids),
-            engine=found.engine,
-            source_engine=self.logits.engine,
-            relative_error=error,
-            limit=limit,
-        )
+            what=what, tokens=len(self.ids), engine=found.engine, source_engine=self.logits.engine,
+            relative_error=error, limit=limit,
+        )  # fmt: skip
 
 
 WORDS = {
-    "causal": "logits",
-    "seq2seq": "decoder logits",
-    "encoder": "embeddings",
-    "states": "embeddings",
-    "rank": "scores",
+    "causal": "logits", "seq2seq": "decoder logits", "encoder": "embeddings", "states": "embeddings", "rank": "scores",
     "rank_decoder": "scores",
-}
+}  # fmt: skip
 
 
 def matrix_dtypes(model: Model) -> frozenset[str]:

@@ -86,21 +86,21 @@ def extract_adapter(call: ExtractAdapterCall) -> Report:
     if type(rank) is not int or rank < 1:
         raise UsageError(f"rank must be a positive integer, not {rank!r:.40}")
     found: list[Extraction] = []
-    told: list[str] = []
+    reported: list[str] = []
     with ExitStack() as stack:
 
         def edit(c: Canonical) -> tuple[Canonical, list[str]]:
             model = open_input(stack, formats.path_text(call.base, "base"), call.dst, follow_links=call.follow_links)
             made, notes, extraction = extracted(canonical(model, decoding=Decoding(decode=True)), c, rank)
             found.append(extraction)
-            told.extend(notes)
+            reported.extend(notes)
             return made, notes
 
         report = convert(call.tuned, call.dst, options_of(call, base=None), edit)
     if found and found[0].total and not call.plan:
         share = found[0].kept / found[0].total
         rest = [f"rank {rank} captures {share:.2%} of the change (sum of squares)"] if share < _WHOLE else []
-        report.losses = [*(loss for loss in report.losses if loss not in told), *rest]
+        report.losses = [*(loss for loss in report.losses if loss not in reported), *rest]
     return report
 
 

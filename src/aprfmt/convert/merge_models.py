@@ -325,7 +325,7 @@ def _with_provenance(c: Canonical, recipe: MergeRecipe, found: Sequence[Canonica
     licenses = {name for other in found if (name := other.info.get("license"))}
     warnings = c.warnings
     if len(licenses) > 1:
-        said = ", ".join(sorted(licenses))
-        warnings = (*warnings, f"the models have different licenses ({said}): the output gets that of the first model")
+        words = ", ".join(sorted(licenses))
+        warnings = (*warnings, f"the models have different licenses ({words}): the output gets that of the first model")
     info = c.info | {"description": f"{before} {note}" if before else note}
     return replace(c, general=general, info=info, warnings=warnings)

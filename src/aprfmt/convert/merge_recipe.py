@@ -177,16 +177,10 @@ def _rule(method: str, found: Mapping[str, object], base: int | None, seed: int,
         raise UsageError(f"the weights of {name} add up to 0", hint="change the weights, or set normalize: false")
     scales = several("scale")
     return MergeRule(
-        method=method,
-        base=base,
-        weights=weights,
-        densities=several("density") or (1.0,) * n,
-        t=one("t", 0.5),
-        normalize=bool(found.get("normalize", False)),
-        rescale=str(found.get("rescale", NONE)),
-        factor=scales[0] if scales else one("lambda", 1.0),
-        seed=seed,
-    )
+        method=method, base=base, weights=weights, densities=several("density") or (1.0,) * n, t=one("t", 0.5),
+        normalize=bool(found.get("normalize", False)), rescale=str(found.get("rescale", NONE)),
+        factor=scales[0] if scales else one("lambda", 1.0), seed=seed,
+    )  # fmt: skip
 
 
 # --- values of parameters ---
@@ -317,12 +311,13 @@ def check_recipe(recipe: MergeRecipe) -> MergeRecipe:
             if base not in [source.path for source in sources]:
                 if sources[0].layers is not None:
                     raise node.error(
-                        f"the base model {base} is not among the sources of the slice", "add it to the sources"
+                        f"the base model {base} is not one of the slice's sources", "add it to the sources"
                     )
                 sources = (MergeInput(base), *sources)
         elif recipe.base is not None and method == LINEAR and base not in [source.path for source in sources]:
             raise node.error(
-                "linear uses no base model, and this one is not among the models", "add it to the models with a weight"
+                "linear takes no base model, and this base is not one of the models",
+                "add it to the models with a weight",
             )
         if method == SLERP and len(sources) != 2:
             raise node.error(f"slerp merges exactly two models, not {len(sources)}")
@@ -445,8 +440,8 @@ def _range(node: SettingsNode) -> tuple[int, int]:
 def _parameters(entries: Mapping[str, SettingsNode], method: str, notes: list[str]) -> dict[str, SettingsNode]:
     if "parameters" not in entries:
         return {}
-    found, told = check_parameters(method, entries["parameters"].mapping("parameters"))
-    notes += told
+    found, remarks = check_parameters(method, entries["parameters"].mapping("parameters"))
+    notes += remarks
     return found
 
 

@@ -30,7 +30,7 @@ def modelfile(c: Canonical, gguf_name: str) -> tuple[bytes, list[str]]:
     found, reason = find_format(tokenizer) if tokenizer is not None else (None, "the model has no tokenizer")
     template = go_template(found) if found is not None else None
     if template is not None and '"""' in template:
-        found, template, reason = None, None, "its text contains three quotes"
+        found, template, reason = None, None, "the template contains three quotes in a row"
     if found is not None and template is not None:
         lines += [f'TEMPLATE """{template}"""', ""]
         if found.default:

@@ -321,7 +321,7 @@ class QuantizeCall(Running, Access, Network, Loadable):
     eval_tokens: int = option(2048, "Tokens of --eval-data to use.", low=512, section=TARGET)
     recipe: PathLike | None = option(
         None,
-        "Take the types from this recipe: TOML, or llama-quantize's REGEX=TYPE lines.",
+        "Use the types of this recipe: TOML, or llama-quantize's REGEX=TYPE lines.",
         metavar="FILE",
         kind=str,
         section=TARGET,

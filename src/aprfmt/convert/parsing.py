@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from reprlib import repr as short
-from typing import Any
 
 from aprfmt import formats
 from aprfmt.convert.options import Options
@@ -13,6 +12,7 @@ from aprfmt.errors import UsageError
 from aprfmt.io import chunks
 from aprfmt.io.pipe import MOST_THREADS
 from aprfmt.text import plural
+from aprfmt.types import construct
 
 
 def parse_options(given: Mapping[str, object]) -> Options:
@@ -21,11 +21,11 @@ def parse_options(given: Mapping[str, object]) -> Options:
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise UsageError(f"unknown option {unknown[0]!r}", hint="known: " + ", ".join(sorted(known)))
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, f in known.items():
         parser = _PARSERS.get(name) or _PARSERS_BY_TYPE[str(f.type)]
         values[name] = parser(name, given.get(name, f.default))
-    return Options(**values)
+    return construct(Options, values)
 
 
 def _wrong(name: str, expected: str, value: object) -> UsageError:

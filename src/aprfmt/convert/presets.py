@@ -46,13 +46,9 @@ def _preset(name: str, file_type: int, dtype: str, advice: str, **rules: str) ->
 def _two_bits(name: str, file_type: int, dtype: str, advice: str, better: str, attn_output: str) -> QuantizationPreset:
     """A preset of one to two bits; `better` is the type of the few most sensitive tensors."""
     rules = {
-        "output": "Q5_K",
-        "token_embd": better,
-        "attn_v": f"gqa4:Q4_K experts4:Q4_K {better}",
-        "attn_k": "experts8:Q4_K",
-        "attn_output": f"experts8:Q5_K {attn_output}",
-        "ffn_down": f"counted/8:{better}",
-    }
+        "output": "Q5_K", "token_embd": better, "attn_v": f"gqa4:Q4_K experts4:Q4_K {better}",
+        "attn_k": "experts8:Q4_K", "attn_output": f"experts8:Q5_K {attn_output}", "ffn_down": f"counted/8:{better}",
+    }  # fmt: skip
     return QuantizationPreset(name, file_type, dtype, advice, rules)
 
 
@@ -125,14 +121,9 @@ OTHER_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
 ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
 _ELSEWHERE = {
-    "int4 4bit q4 nf4 awq gptq w4a16": "q4_k_m",
-    "int8 8bit q8 w8a8": "q8_0",
-    "6bit q6 int6": "q6_k",
-    "5bit q5 int5": "q5_k_m",
-    "3bit q3 int3": "q3_k_m",
-    "2bit q2 int2": "q2_k",
-    "fp8 float8 f8 e4m3": "f8_e4m3",
-}
+    "int4 4bit q4 nf4 awq gptq w4a16": "q4_k_m", "int8 8bit q8 w8a8": "q8_0", "6bit q6 int6": "q6_k",
+    "5bit q5 int5": "q5_k_m", "3bit q3 int3": "q3_k_m", "2bit q2 int2": "q2_k", "fp8 float8 f8 e4m3": "f8_e4m3",
+}  # fmt: skip
 """Presets closest to other programs' names, in the spelling of _key."""
 
 
@@ -294,19 +285,13 @@ class TensorPosition:
 
 CONDITIONS: Mapping[str, Callable[[TensorPosition, PresetContext], bool]] = {
     "more": lambda p, net: more_bits(p.i, p.n),
-    "middle": lambda p, net: p.n // 8 <= p.i < 7 * p.n // 8,
-    "first/8": lambda p, net: p.i < p.n // 8,
-    "first/16": lambda p, net: p.i < p.n // 16,
-    "first2": lambda p, net: p.i < 2,
-    "first4": lambda p, net: p.i < 4,
-    "counted/8": lambda p, net: p.counted < p.n // 8,
-    "stacked": lambda p, net: p.stacked,
-    "gqa4": lambda p, net: net.heads_per_kv >= 4,
-    "experts4": lambda p, net: net.n_experts >= 4,
-    "experts8": lambda p, net: net.n_experts == 8,
-    "70b": lambda p, net: net.is_70b,
-    "falcon": lambda p, net: net.architecture == "falcon",
-}
+    "middle": lambda p, net: p.n // 8 <= p.i < 7 * p.n // 8, "first/8": lambda p, net: p.i < p.n // 8,
+    "first/16": lambda p, net: p.i < p.n // 16, "first2": lambda p, net: p.i < 2,
+    "first4": lambda p, net: p.i < 4, "counted/8": lambda p, net: p.counted < p.n // 8,
+    "stacked": lambda p, net: p.stacked, "gqa4": lambda p, net: net.heads_per_kv >= 4,
+    "experts4": lambda p, net: net.n_experts >= 4, "experts8": lambda p, net: net.n_experts == 8,
+    "70b": lambda p, net: net.is_70b, "falcon": lambda p, net: net.architecture == "falcon",
+}  # fmt: skip
 """Words of the rules; "imatrix" is one more, and "!" negates."""
 
 

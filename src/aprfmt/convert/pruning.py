@@ -44,7 +44,7 @@ def prune_model(call: PruneCall) -> Report:
 
     def edit(c: Canonical) -> tuple[Canonical, list[str]]:
         n_layers = c.hparams.num_layers or 0
-        made, told, gone = c, list[str](), list[int]()
+        made, remarks, gone = c, list[str](), list[int]()
         if drop is not None or keep is not None:
             named = _numbers(drop if drop is not None else keep, n_layers)
             for layer in named:
@@ -55,15 +55,15 @@ def prune_model(call: PruneCall) -> Report:
                 raise UsageError(what, path=c.model.path)
             made = select_layers([c], [(0, layer) for layer in kept])
             gone = sorted(set(range(n_layers)) - set(kept))
-            told.append(f"{_layers(gone, n_layers)} dropped: train the model to recover its quality")
+            remarks.append(f"{_layers(gone, n_layers)} dropped: train the model to recover its quality")
         notes = [f"Dropped from the base model: {_layers(gone, n_layers)}."] if gone else []
         if widths:
             made, more = narrowed(made, widths)
             sizes = sizes_of(c.hparams)
             words = ", ".join(f"{number} of {sizes[name]} {name}" for name, number in widths.items())
-            told += [f"{words} kept: train the model to recover its quality", *more]
+            remarks += [f"{words} kept: train the model to recover its quality", *more]
             notes.append(f"Kept of the base model's widths: {words}.")
-        return _with_provenance(made, " ".join(notes)), told
+        return _with_provenance(made, " ".join(notes)), remarks
 
     return convert(call.src, call.dst, options_of(call), edit)
 

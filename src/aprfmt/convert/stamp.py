@@ -122,13 +122,9 @@ def stamp(
     parse_flag("force", force)
     parse_flag("follow_links", follow_links)
     given = {
-        "license": license,
-        "data_source": data_source,
-        "data_license": data_license,
-        "hf_architecture": hf_architecture,
-        "hf_model_type": hf_model_type,
-        "architecture": architecture,
-    }
+        "license": license, "data_source": data_source, "data_license": data_license,
+        "hf_architecture": hf_architecture, "hf_model_type": hf_model_type, "architecture": architecture,
+    }  # fmt: skip
     patch = _patch(given, set)
     if not patch and tokenizer is None:
         raise UsageError("nothing to stamp", hint="add --license, --data-source, --set KEY=JSON or --tokenizer DIR")

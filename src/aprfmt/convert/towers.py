@@ -82,17 +82,10 @@ def tower_model(c: Canonical) -> Canonical:
         sizes = (n_elements(tensors[name].shape) for name in both)
         general = {**general, "size_label": provenance.size_label(sum(sizes))}
     return replace(
-        c,
-        arch=row,
-        hparams=h,
-        tokenizer=None,
-        tensors=tensors,
-        extras={name: t for name, t in c.extras.items() if not part.has(name)},
-        general=general,
-        sidecar=None,
-        files={},
+        c, arch=row, hparams=h, tokenizer=None, tensors=tensors,
+        extras={name: t for name, t in c.extras.items() if not part.has(name)}, general=general, sidecar=None, files={},
         tower=part,
-    )
+    )  # fmt: skip
 
 
 def has_tower(c: Canonical) -> bool:
@@ -174,15 +167,15 @@ def _config(c: Canonical) -> dict[str, object]:
     config: dict[str, object] = dict(parse_object(raw, str(c.model.path), _CONFIG)) if raw is not None else {}
     if raw is None and (known := config_of_tensors({t.name: t.shape for t in c.all_tensors.values()})) is not None:
         config = {**known, VARIANT: c.hparams.extra.get(VARIANT)}
-    told: dict[str, object] = {}
+    stated: dict[str, object] = {}
     for name, inside in _FILES:
         if (raw := _text_file(c, manifest, name)) is None:
             continue
         found = parse_object(raw, str(c.model.path), name)
         for key in OF_BOTH:
-            told = {**as_mapping(found.get(key)), **told}
-        told |= {**found, **as_mapping(found.get(inside))}
-    return config | {PREPROCESSOR: told}
+            stated = {**as_mapping(found.get(key)), **stated}
+        stated |= {**found, **as_mapping(found.get(inside))}
+    return config | {PREPROCESSOR: stated}
 
 
 def _text_file(c: Canonical, manifest: SourceManifest | None, name: str) -> bytes | None:
@@ -261,13 +254,13 @@ def whole_config(
     """
     config = to_config(part.hparams, part.row)
     config = {key: value for key, value in config.items() if key not in part.row.files}
-    told = config.pop(PREPROCESSOR, {})
+    stated = config.pop(PREPROCESSOR, {})
     config.pop("text_config", None)  # the language model's own keys take precedence
     mapping = text.get(DEEPSTACK)
     config = with_layers(config, mapping)
     text = {key: value for key, value in text.items() if key != DEEPSTACK}
     if "text_config" in text:
-        return dict(sorted({**config, **text}.items())), dict(as_mapping(told))
+        return dict(sorted({**config, **text}.items())), dict(as_mapping(stated))
     hf_class, model_type = _identity(part, inner)
     own = {key: value for key, value in text.items() if key != "architectures"}
     if inner.model_types and own.get("model_type") not in inner.model_types:
@@ -279,7 +272,7 @@ def whole_config(
     else:
         whole["text_config"] = own
     whole |= {key: text[key] for key in shared if key in text}
-    return dict(sorted(whole.items())), dict(as_mapping(told))
+    return dict(sorted(whole.items())), dict(as_mapping(stated))
 
 
 def further_files(part: TowerPart) -> dict[str, dict[str, object]]:

@@ -72,35 +72,16 @@ _UNANNOUNCED_BYTES = 64 << 20
 _SIGNATURE_BLOCK = SIGNATURE_BYTES + PUBLIC_KEY_BYTES
 
 MODEL_TYPES = {
-    0x01: "LinearRegression",
-    0x02: "LogisticRegression",
-    0x03: "DecisionTree",
-    0x04: "RandomForest",
-    0x05: "GradientBoosting",
-    0x06: "KMeans",
-    0x07: "Pca",
-    0x08: "NaiveBayes",
-    0x09: "Knn",
-    0x0A: "Svm",
-    0x10: "NgramLm",
-    0x11: "Tfidf",
-    0x12: "CountVectorizer",
-    0x20: "NeuralSequential",
-    0x21: "NeuralCustom",
-    0x30: "ContentRecommender",
-    0x40: "MixtureOfExperts",
-    0xFF: "Custom",
-}
+    0x01: "LinearRegression", 0x02: "LogisticRegression", 0x03: "DecisionTree", 0x04: "RandomForest",
+    0x05: "GradientBoosting", 0x06: "KMeans", 0x07: "Pca", 0x08: "NaiveBayes", 0x09: "Knn", 0x0A: "Svm",
+    0x10: "NgramLm", 0x11: "Tfidf", 0x12: "CountVectorizer", 0x20: "NeuralSequential", 0x21: "NeuralCustom",
+    0x30: "ContentRecommender", 0x40: "MixtureOfExperts", 0xFF: "Custom",
+}  # fmt: skip
 ENCRYPTED, SIGNED, LICENSED = 0x01, 0x02, 0x08
 FLAGS = {
-    "encrypted": ENCRYPTED,
-    "signed": SIGNED,
-    "streaming": 0x04,
-    "licensed": LICENSED,
-    "trueno_native": 0x10,
-    "quantized": 0x20,
-    "has_model_card": 0x40,
-}
+    "encrypted": ENCRYPTED, "signed": SIGNED, "streaming": 0x04, "licensed": LICENSED, "trueno_native": 0x10,
+    "quantized": 0x20, "has_model_card": 0x40,
+}  # fmt: skip
 COMPRESSIONS = {0: "none", 1: "zstd-3", 2: "zstd-19", 3: "lz4"}
 _PACK: dict[int, Callable[[Buffer], bytes]] = {
     0: bytes,
@@ -170,12 +151,12 @@ class V1File:
         """Refuses a file that is not signed or encrypted as the caller's keys require: it may have been substituted."""
         if encrypted and not self.is_encrypted:
             raise RefusedError(
-                "expected an encrypted file, but this one is not encrypted",
+                "the file is not encrypted, although a password or private key was given",
                 path=self.path,
                 hint="if you trust it anyway, read it without a password or private key",
             )
         if signed and not self.header["flags"] & SIGNED:
-            raise ChecksumError("expected a signed file, but this one is not signed", path=self.path)
+            raise ChecksumError("the file is not signed, although a public key was given", path=self.path)
 
     @property
     def is_encrypted(self) -> bool:
@@ -425,16 +406,8 @@ def open_model(path: Path) -> Model:
     header = {key: value for key, value in file.header.items() if key != "magic"}
     model_type = MODEL_TYPES[header["model_type"]]
     return Model(
-        path=path,
-        format="apr-v1",
-        convention="apr",
-        label="APR v1",
-        version=f"{header['major']}.{header['minor']}",
-        sources=[source],
-        tensors=tensors,
-        load_metadata=lambda: {**header, "model_type": model_type, **file.metadata},
+        path=path, format="apr-v1", convention="apr", label="APR v1", version=f"{header['major']}.{header['minor']}",
+        sources=[source], tensors=tensors, load_metadata=lambda: {**header, "model_type": model_type, **file.metadata},
         checksum=lambda: {"header": "none", "footer": "ok"},
-        flags={name: bool(header["flags"] & bit) for name, bit in FLAGS.items()},
-        warnings=file.warnings,
-        native=file,
-    )
+        flags={name: bool(header["flags"] & bit) for name, bit in FLAGS.items()}, warnings=file.warnings, native=file,
+    )  # fmt: skip

@@ -30,20 +30,13 @@ _TEACHER_WITH_ENSEMBLE: Fields = (*_TEACHER, ("ensemble_teachers", [_TEACHER]))
 
 
 METADATA_FIELDS: Fields = (
-    ("created_at", FREE),
-    ("aprender_version", FREE),
-    ("model_name", FREE),
-    ("description", FREE),
-    ("training", (("samples", FREE), ("duration_ms", FREE), ("source", FREE))),
-    ("hyperparameters", FREE_MAP),
-    ("metrics", FREE_MAP),
-    ("custom", FREE_MAP),
-    ("distillation", FREE),
+    ("created_at", FREE), ("aprender_version", FREE), ("model_name", FREE), ("description", FREE),
+    ("training", (("samples", FREE), ("duration_ms", FREE), ("source", FREE))), ("hyperparameters", FREE_MAP),
+    ("metrics", FREE_MAP), ("custom", FREE_MAP), ("distillation", FREE),
     (
         "distillation_info",
         (
-            ("method", FREE),
-            ("teacher", _TEACHER_WITH_ENSEMBLE),
+            ("method", FREE), ("teacher", _TEACHER_WITH_ENSEMBLE),
             ("params", (("temperature", F32), ("alpha", F32), ("beta", F32), ("epochs", FREE), ("final_loss", F32))),
             ("layer_mapping", [(("student_layer", FREE), ("teacher_layer", FREE), ("weight", F32))]),
         ),
@@ -52,25 +45,14 @@ METADATA_FIELDS: Fields = (
     (
         "model_card",
         (
-            ("model_id", FREE),
-            ("name", FREE),
-            ("version", FREE),
-            ("author", FREE),
-            ("created_at", FREE),
-            ("framework_version", FREE),
-            ("rust_version", FREE),
-            ("description", FREE),
-            ("license", FREE),
-            ("training_data", (("name", FREE), ("samples", FREE), ("hash", FREE))),
-            ("hyperparameters", FREE_MAP),
-            ("metrics", FREE_MAP),
-            ("architecture", FREE),
-            ("param_count", FREE),
-            ("target_hardware", LIST),
+            ("model_id", FREE), ("name", FREE), ("version", FREE), ("author", FREE), ("created_at", FREE),
+            ("framework_version", FREE), ("rust_version", FREE), ("description", FREE), ("license", FREE),
+            ("training_data", (("name", FREE), ("samples", FREE), ("hash", FREE))), ("hyperparameters", FREE_MAP),
+            ("metrics", FREE_MAP), ("architecture", FREE), ("param_count", FREE), ("target_hardware", LIST),
             ("*", FREE),
         ),
     ),
-)
+)  # fmt: skip
 
 
 _STRINGS = ("created_at", "aprender_version", "model_name", "description", "distillation")

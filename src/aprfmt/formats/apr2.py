@@ -52,19 +52,10 @@ LEGACY_MAGICS = (b"APR2", b"APRN")
 HEADER_BYTES = 64
 
 FLAGS: dict[str, int] = {
-    "lz4_compressed": 0x0001,
-    "zstd_compressed": 0x0002,
-    "encrypted": 0x0004,
-    "signed": 0x0008,
-    "sharded": 0x0010,
-    "quantized": 0x0020,
-    "has_filterbank": 0x0040,
-    "has_model_card": 0x0080,
-    "streaming": 0x0100,
-    "has_vocab": 0x0200,
-    "layout_row_major": 0x0400,
-    "layout_column_major": 0x0800,
-}
+    "lz4_compressed": 0x0001, "zstd_compressed": 0x0002, "encrypted": 0x0004, "signed": 0x0008, "sharded": 0x0010,
+    "quantized": 0x0020, "has_filterbank": 0x0040, "has_model_card": 0x0080, "streaming": 0x0100, "has_vocab": 0x0200,
+    "layout_row_major": 0x0400, "layout_column_major": 0x0800,
+}  # fmt: skip
 """Header flags by name; higher bits have no meaning and are kept."""
 
 # Metadata up to this size is parsed on opening, so that damage is reported at once.
@@ -253,23 +244,12 @@ def open_source(source: Source, path: Path, *, format: str = "apr-v2", label: st
         error.path = error.path or str(path)
         raise
     return Model(
-        path=path,
-        format=format,
-        convention="apr",
-        label=label,
-        version=f"{header.version[0]}.{header.version[1]}",
-        sources=[source],
-        tensors=index.model_tensors(),
-        files=index.files(),
-        load_metadata=lambda: native.metadata,
-        load_tokenizer=load_tokenizer,
-        load_hparams=load_hparams,
-        checksum=native.checksum,
-        flags={name: bool(header.flags & bit) for name, bit in FLAGS.items()},
-        warnings=warnings,
-        cut=native.cut,
+        path=path, format=format, convention="apr", label=label, version=f"{header.version[0]}.{header.version[1]}",
+        sources=[source], tensors=index.model_tensors(), files=index.files(), load_metadata=lambda: native.metadata,
+        load_tokenizer=load_tokenizer, load_hparams=load_hparams, checksum=native.checksum,
+        flags={name: bool(header.flags & bit) for name, bit in FLAGS.items()}, warnings=warnings, cut=native.cut,
         native=native,
-    )
+    )  # fmt: skip
 
 
 def parse_header(source: Source) -> Header | None:
@@ -521,7 +501,9 @@ def _true_dtype_of(name: str, entry: object) -> tuple[Dtype, tuple[int, ...]]:
         raise CorruptError('a true dtype is not of the form {"dtype": NAME, "shape": [...]}', tensor=name)
     row = DTYPES.get(dtype)
     if row is None:
-        raise UnsupportedError(f"unknown true dtype {dtype!r}", tensor=name, hint="a newer version may read this file")
+        raise UnsupportedError(
+            f"unknown true dtype {dtype!r}", tensor=name, hint="a newer version of apr may read this file"
+        )
     return row, tuple(shape)
 
 

@@ -143,13 +143,9 @@ def layout_from_model(model: Model, metadata: bytes | None = None, flags: int | 
         flags &= ~_COMPRESSED
     entries = [_stored_entry(native, i, tensor) for i, tensor in enumerate(native.index.tensors)]
     return _assemble(
-        stored if metadata is None else metadata,
-        entries,
-        range(len(entries)),
-        native.index.blob_order(),
-        flags=flags,
+        stored if metadata is None else metadata, entries, range(len(entries)), native.index.blob_order(), flags=flags,
         version=header.version,
-    )
+    )  # fmt: skip
 
 
 def rewrite(
@@ -239,15 +235,9 @@ def _index_entry(entry: _Entry, offset: int) -> bytes:
     name = entry.name[:MAX_WRITTEN_NAME_BYTES]
     dims = entry.shape[:MAX_NDIM]
     return struct.pack(
-        f"<H{len(name)}sBB{len(dims) + 2}Q",
-        len(name),
-        name,
-        entry.dtype_id,
-        len(dims),
-        *dims,
-        offset,
+        f"<H{len(name)}sBB{len(dims) + 2}Q", len(name), name, entry.dtype_id, len(dims), *dims, offset,
         entry.blob.n_bytes,
-    )
+    )  # fmt: skip
 
 
 def save_file(
@@ -264,8 +254,7 @@ def save_file(
 
     Args:
         tensors: by name, or (name, tensor) pairs, which may repeat a name. Arrays keep their dtype; dtypes without an
-            id in
-            the container are stored as U8 rows with their true dtype in the metadata.
+            id in the container are stored as U8 rows with their true dtype in the metadata.
         path: the output, usually `*.apr`.
         metadata: typed fields and further keys; an AprMetadata is written with its original bytes.
         flags: header flags; LAYOUT_ROW_MAJOR is always added.
@@ -275,8 +264,7 @@ def save_file(
 
     Raises:
         UsageError: a suffix of another format, a value or dtype that the container cannot store, or bytes that do not
-            match
-            dtype and shape.
+            match dtype and shape.
         ExistsError: the output exists, without `force`.
         StorageError: the operating system refused.
     """

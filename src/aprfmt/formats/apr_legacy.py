@@ -260,18 +260,10 @@ def _model(
     version: str,
 ) -> Model:
     return Model(
-        path=path,
-        format="apr-legacy",
-        convention="apr",
-        label=label,
-        version=version,
-        sources=[file],
-        tensors=tensors,
-        load_metadata=lambda: metadata,
-        load_tokenizer=apr2.load_tokenizer,
-        load_hparams=apr2.load_hparams,
+        path=path, format="apr-legacy", convention="apr", label=label, version=version, sources=[file], tensors=tensors,
+        load_metadata=lambda: metadata, load_tokenizer=apr2.load_tokenizer, load_hparams=apr2.load_hparams,
         checksum=checksum,
-    )
+    )  # fmt: skip
 
 
 # --- detection ---

@@ -68,18 +68,12 @@ _STRINGS = "model_type name description author license data_source data_license 
 _SIZES = "hidden_size num_layers num_heads num_kv_heads vocab_size intermediate_size max_position_embeddings"
 
 _KINDS: dict[str, str] = {
-    **dict.fromkeys((*_STRINGS.split(), "created_at"), "str"),
-    **dict.fromkeys(("total_size", "param_count"), "u64"),
-    **dict.fromkeys(("quantization", "sharding"), "object"),
-    **dict.fromkeys(("chat_template", "chat_format"), "str"),
-    "special_tokens": "object",
-    **dict.fromkeys(("architecture", "hf_architecture", "hf_model_type"), "str"),
-    **dict.fromkeys(_SIZES.split(), "u64"),
-    "rope_theta": "f32",
-    "rope_type": "u32",
-    "rms_norm_eps": "f32",
+    **dict.fromkeys((*_STRINGS.split(), "created_at"), "str"), **dict.fromkeys(("total_size", "param_count"), "u64"),
+    **dict.fromkeys(("quantization", "sharding"), "object"), **dict.fromkeys(("chat_template", "chat_format"), "str"),
+    "special_tokens": "object", **dict.fromkeys(("architecture", "hf_architecture", "hf_model_type"), "str"),
+    **dict.fromkeys(_SIZES.split(), "u64"), "rope_theta": "f32", "rope_type": "u32", "rms_norm_eps": "f32",
     **dict.fromkeys(("head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size"), "u64"),
-}
+}  # fmt: skip
 
 TYPED_FIELDS: tuple[str, ...] = tuple(_KINDS)
 """The typed fields in writing order; every other key is custom."""
@@ -100,12 +94,8 @@ _GEN_A = tuple(name for name in _GEN_B if name not in ("data_source", "data_lice
 _GEN_0 = _GEN_A[: _GEN_A.index("sharding") + 1]
 
 GENERATIONS: dict[str, tuple[str, ...]] = {
-    "Current": TYPED_FIELDS,
-    "GenC": TYPED_FIELDS,
-    "GenB": _GEN_B,
-    "GenA": _GEN_A,
-    "Gen0": _GEN_0,
-}
+    "Current": TYPED_FIELDS, "GenC": TYPED_FIELDS, "GenB": _GEN_B, "GenA": _GEN_A, "Gen0": _GEN_0,
+}  # fmt: skip
 """Generation -> the typed fields it knows. All but Current write an unset field as null instead of omitting it."""
 
 # Typed field -> the names other tools use for it, in order of preference.

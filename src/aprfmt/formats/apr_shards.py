@@ -55,7 +55,7 @@ def open_model(path: Path) -> Model:
     except BaseException:
         model.close()
         raise
-    model.warnings.append("one shard of a larger model, opened alone: no manifest in its folder lists it")
+    model.warnings.append("one shard of a larger model, but no manifest in its folder lists it")
     return model
 
 
@@ -212,24 +212,15 @@ def _join(models: Sequence[Model], infos: Sequence[ShardInfo], manifest: Path, p
         shards=list(zip(infos, natives, strict=True)),
     )
     return Model(
-        path=path,
-        format="apr-v2",
-        convention="apr",
-        label=f"APR v2, {plural(len(models), 'shard')}",
-        version=models[0].version,
-        sources=[native.source for native in natives],
-        tensors=native.index.model_tensors(),
-        files=native.index.files(),
-        load_metadata=lambda: native.metadata,
-        load_tokenizer=apr2.load_tokenizer,
-        load_hparams=apr2.load_hparams,
-        checksum=native.checksum,
-        flags=models[0].flags,
+        path=path, format="apr-v2", convention="apr", label=f"APR v2, {plural(len(models), 'shard')}",
+        version=models[0].version, sources=[native.source for native in natives], tensors=native.index.model_tensors(),
+        files=native.index.files(), load_metadata=lambda: native.metadata, load_tokenizer=apr2.load_tokenizer,
+        load_hparams=apr2.load_hparams, checksum=native.checksum, flags=models[0].flags,
         warnings=[
             f"{info.filename}: {text}" for info, model in zip(infos, models, strict=True) for text in model.warnings
         ],
         native=native,
-    )
+    )  # fmt: skip
 
 
 def _join_index(parts: Sequence[Index]) -> Index:

@@ -78,7 +78,7 @@ class CompletionServer:
         if len(names) > 1:
             raise RefusedError(
                 f"the server has several models: {', '.join(names)[:200]}", path=self.url,
-                hint="start a server with the teacher alone",
+                hint="start a server that serves only the teacher",
             )  # fmt: skip
         self.kind = owner if owner in FORMS else "vllm"
         self.max_tokens = limit if isinstance(limit, int) and limit > 2 else None
@@ -95,7 +95,7 @@ class CompletionServer:
             try:
                 found = self.ask("/tokenize", body)
             except (NotFoundError, RefusedError):
-                self.notes.append("the server cannot tokenize, so that its tokenizer was not compared")
+                self.notes.append("the server cannot tokenize, so its tokenizer was not compared")
                 return
             theirs = found.get("tokens") if isinstance(found, dict) else None
             if theirs != (ours := encode(text)):
@@ -113,8 +113,8 @@ class CompletionServer:
         def answer(number: int) -> Answer:
             columns = []
             for piece in pieces_of(windows.rows([number]), 0):
-                told = FORMS[self.kind](self, piece, facts.k)
-                for place, label, entry in zip(piece.places_P, piece.labels_P.tolist(), told, strict=True):
+                logprobs = FORMS[self.kind](self, piece, facts.k)
+                for place, label, entry in zip(piece.places_P, piece.labels_P.tolist(), logprobs, strict=True):
                     known = parse_position(entry, label, facts.k, number, self.url)
                     columns.append(tuple(np.array([value]) for value in (place, *known)))
             return answer_of(columns, facts)
@@ -140,7 +140,7 @@ class CompletionServer:
                 if pause is None:
                     raise RunError(
                         f"the server gave no answer to {path} in {len(_PAUSES_S) + 1} attempts: {error}", path=self.url,
-                        hint="run the same command again: what is complete is kept",
+                        hint="run the same command again: completed sequences are kept",
                     ) from error  # fmt: skip
                 time.sleep(pause)
         raise AssertionError
@@ -169,12 +169,12 @@ class CompletionServer:
     def _refusal(self, error: urllib.error.HTTPError, path: str) -> Exception:
         try:
             with error:
-                said = " ".join(error.read(_SHOWN_BYTES).decode("utf-8", "replace").split())
+                reason = " ".join(error.read(_SHOWN_BYTES).decode("utf-8", "replace").split())
         except (OSError, http.client.HTTPException):
-            said = ""
-        words = f"the server answered {error.code} to {path}" + (f": {said}" if said else "")
+            reason = ""
+        words = f"the server answered {error.code} to {path}" + (f": {reason}" if reason else "")
         if error.code == 404:
-            hint = "apr asks vLLM, SGLang and llama-server; pass the URL without a path"
+            hint = "apr supports vLLM, SGLang and llama-server; pass the URL without a path"
             return NotFoundError(words, path=self.url, hint=hint)
         if error.code in (401, 403):
             return RefusedError(words, path=self.url, hint=f"set {API_KEY} to the server's key")
@@ -203,8 +203,8 @@ def _read(response: http.client.HTTPResponse, until: float) -> bytes:
 
 def _other_tokens(server: CompletionServer, found: object, sent: Sequence[int]) -> RefusedError:
     return RefusedError(
-        f"the server read other tokens than those sent: {str(found)[:80]}, not {str([*sent])[:80]}", path=server.url,
-        hint="the server must take prompts of token ids as they are; --student must have its tokenizer",
+        f"the server read different tokens than were sent: {str(found)[:80]}, not {str([*sent])[:80]}", path=server.url,
+        hint="the server must accept prompts of token ids unchanged; --student must have its tokenizer",
     )  # fmt: skip
 
 
@@ -217,14 +217,14 @@ def _ask_vllm(server: CompletionServer, piece: DocumentSpan, k: int) -> list[obj
     found = server.ask("/v1/completions", body | {"return_token_ids": True})
     try:
         choice = found["choices"][0]
-        told, ids = choice["prompt_logprobs"], choice.get("prompt_token_ids")
+        logprobs, ids = choice["prompt_logprobs"], choice.get("prompt_token_ids")
     except (KeyError, TypeError, IndexError, AttributeError):
         raise _malformed(server, "prompt_logprobs") from None
     if ids is not None and ids != piece.prompt:
         raise _other_tokens(server, ids, piece.prompt)
-    if not isinstance(told, list) or len(told) != len(piece.prompt):
+    if not isinstance(logprobs, list) or len(logprobs) != len(piece.prompt):
         raise _malformed(server, "prompt_logprobs")
-    return [told[place - piece.start + 1] for place in piece.places_P]
+    return [logprobs[place - piece.start + 1] for place in piece.places_P]
 
 
 def _ask_sglang(server: CompletionServer, piece: DocumentSpan, k: int) -> list[object]:
@@ -248,12 +248,12 @@ def _ask_llama_server(server: CompletionServer, piece: DocumentSpan, k: int) -> 
         body = {"prompt": piece.ids[: place - piece.start + 1], "n_predict": 1, "n_probs": k, "temperature": 0}
         answer = server.ask("/completion", body | {"logit_bias": [[label, _FORCED]], "cache_prompt": True})
         try:
-            told = answer["completion_probabilities"][0]
-            entries = {entry["id"]: {"logprob": entry["logprob"]} for entry in (*told["top_logprobs"], told)}
+            logprobs = answer["completion_probabilities"][0]
+            entries = {entry["id"]: {"logprob": entry["logprob"]} for entry in (*logprobs["top_logprobs"], logprobs)}
         except (KeyError, TypeError, IndexError):
             raise _malformed(server, "completion_probabilities") from None
-        if told["id"] != label:
-            raise _other_tokens(server, told["id"], [label])
+        if logprobs["id"] != label:
+            raise _other_tokens(server, logprobs["id"], [label])
         found.append(entries)
     return found
 

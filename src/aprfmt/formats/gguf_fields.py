@@ -44,18 +44,10 @@ class GgufType(IntEnum):
 
 
 FORMATS: dict[GgufType, str] = {
-    GgufType.UINT8: "B",
-    GgufType.INT8: "b",
-    GgufType.UINT16: "H",
-    GgufType.INT16: "h",
-    GgufType.UINT32: "I",
-    GgufType.INT32: "i",
-    GgufType.FLOAT32: "f",
-    GgufType.BOOL: "?",
-    GgufType.UINT64: "Q",
-    GgufType.INT64: "q",
+    GgufType.UINT8: "B", GgufType.INT8: "b", GgufType.UINT16: "H", GgufType.INT16: "h", GgufType.UINT32: "I",
+    GgufType.INT32: "i", GgufType.FLOAT32: "f", GgufType.BOOL: "?", GgufType.UINT64: "Q", GgufType.INT64: "q",
     GgufType.FLOAT64: "d",
-}
+}  # fmt: skip
 """Scalar types and their `struct` codes."""
 
 

@@ -28,25 +28,10 @@ MODULE_FOLDERS = ("[0-9]_*", "speech_tokenizer", "audio_tokenizer")
 """Folders of modules, codecs included; config.json and weights of each belong to the model."""
 
 KEPT_FILES = (
-    "*.json",
-    "*.jinja",
-    f"{TEMPLATE_FOLDER}/*.jinja",
-    "*.model",
-    "*.tiktoken",
-    "chat_template*",
-    "*.md",
-    "*.txt",
-    "*.py",
-    "LICENSE*",
-    "LICENCE*",
-    "NOTICE*",
-    "USE_POLICY*",
-    "tokenizer*",
-    "vocab*",
-    "merges*",
-    ".gitattributes",
+    "*.json", "*.jinja", f"{TEMPLATE_FOLDER}/*.jinja", "*.model", "*.tiktoken", "chat_template*", "*.md", "*.txt",
+    "*.py", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "tokenizer*", "vocab*", "merges*", ".gitattributes",
     *(f"{folder}/config.json" for folder in MODULE_FOLDERS),
-)
+)  # fmt: skip
 """Name patterns of a model's files other than weights."""
 
 _FILE_SUFFIXES = (".safetensors", ".json", ".jinja", ".model")

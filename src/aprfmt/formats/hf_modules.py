@@ -162,13 +162,13 @@ def _word(config: Mapping[str, object]) -> str | None:
     return "+".join(words) or None
 
 
-def module_files(told: Mapping[str, object], width: int) -> dict[str, bytes]:
-    """The files that describe the modules `told` (see read_modules) of a network `width` values wide.
+def module_files(stated: Mapping[str, object], width: int) -> dict[str, bytes]:
+    """The files that describe the modules `stated` (see read_modules) of a network `width` values wide.
 
     {} without both a pooling that sentence-transformers can name and a linear layer.
     """
-    word = told.get("pooling")
-    numbers = [n for n in range(1, 10) if told.get(f"dense_{n}_out")]
+    word = stated.get("pooling")
+    numbers = [n for n in range(1, 10) if stated.get(f"dense_{n}_out")]
     if word not in _MODES.values() and not numbers:
         return {}
     paths = {"": "Transformer"}
@@ -178,8 +178,8 @@ def module_files(told: Mapping[str, object], width: int) -> dict[str, bytes]:
         modes = {key: mode == word for key, mode in _MODES.items()}
         files["1_Pooling/config.json"] = _text({"word_embedding_dimension": width, **modes})
     for n in numbers:
-        sides = {f"{side}_features": told.get(f"dense_{n}_{side}") for side in ("in", "out")}
-        config = {**sides, "bias": bool(told.get(f"dense_{n}_bias")), "activation_function": _IDENTITY}
+        sides = {f"{side}_features": stated.get(f"dense_{n}_{side}") for side in ("in", "out")}
+        config = {**sides, "bias": bool(stated.get(f"dense_{n}_bias")), "activation_function": _IDENTITY}
         paths[f"{n}_Dense"] = "Dense"
         files[f"{n}_Dense/config.json"] = _text(config)
     lines = [

@@ -173,17 +173,12 @@ def open_model(path: Path) -> Model:
             alone=alone,
         )
         model = Model(
-            path=path,
-            format="hf",
-            label=_label(native),
-            sources=[shard.source for shard in shards.values()],
+            path=path, format="hf", label=_label(native), sources=[shard.source for shard in shards.values()],
             tensors=[tensor for shard in shards.values() for tensor in shard.tensors],
             load_metadata=lambda: config_of(native) or {},
             load_tokenizer=lambda _: load_tokenizer(folder, config_of(native)),
-            load_hparams=lambda _: _load_hparams(native),
-            warnings=warnings + more,
-            native=native,
-        )
+            load_hparams=lambda _: _load_hparams(native), warnings=warnings + more, native=native,
+        )  # fmt: skip
         stack.pop_all()
     return model
 
@@ -247,8 +242,8 @@ def config_of(native: HfNative) -> JsonObject | None:
     if native.config is not None:
         return parse_config(native.config, native.folder / "config.json")
     shapes = {tensor.name: tensor.shape for shard in native.shards.values() for tensor in shard.tensors}
-    told = config_of_tensors(shapes)
-    return None if told is None else {**told, VARIANT: native.folder.absolute().name}
+    stated = config_of_tensors(shapes)
+    return None if stated is None else {**stated, VARIANT: native.folder.absolute().name}
 
 
 # --- weights ---
@@ -351,4 +346,4 @@ def _check_index(weight_map: Mapping[str, str], shards: Mapping[str, WeightsFile
                 hint="download the index and its shards again, all from one revision",
             )
     extra = [name for name in owners if name not in weight_map]
-    return [f"tensors missing from the index are read too: {', '.join(extra[:5])}"] if extra else []
+    return [f"also reading tensors that the index does not list: {', '.join(extra[:5])}"] if extra else []

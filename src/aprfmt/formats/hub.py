@@ -194,7 +194,7 @@ def _model_of(names: Iterable[str], wanted: HubPath, address: str) -> str:
         return next(iter(models))
     shown = first_few([quant or name for name, quant in models.items()])
     raise UsageError(
-        f"{wanted.repo} holds {len(models)} GGUFs: {shown}",
+        f"{wanted.repo} contains {len(models)} GGUFs: {shown}",
         hint=f"choose one: hf://{wanted.repo}:{next(filter(None, models.values()), 'Q4_K_M')}",
     )
 

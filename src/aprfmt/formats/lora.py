@@ -133,15 +133,11 @@ def read_config(body: Mapping[str, object], path: PathLike) -> LoraConfig:
         raise CorruptError("target_parameters is not a list of names", path=path)
     base = body.get("base_model_name_or_path")
     return LoraConfig(
-        rank=_rank(body.get("r"), "r", path),
-        alpha=_number(body.get("lora_alpha"), "lora_alpha", path),
-        rslora=body.get("use_rslora") is True,
-        ranks=ranks,
-        alphas=alphas,
+        rank=_rank(body.get("r"), "r", path), alpha=_number(body.get("lora_alpha"), "lora_alpha", path),
+        rslora=body.get("use_rslora") is True, ranks=ranks, alphas=alphas,
         parameters=sorted((str(name) for name in parameters), key=parameter_order),
-        base=base if isinstance(base, str) and base else None,
-        body=body,
-    )
+        base=base if isinstance(base, str) and base else None, body=body,
+    )  # fmt: skip
 
 
 def is_mlx(body: Mapping[str, object]) -> bool:
@@ -152,7 +148,7 @@ def is_mlx(body: Mapping[str, object]) -> bool:
 def _mlx_config(body: Mapping[str, object], path: PathLike) -> LoraConfig:
     kind = body.get("fine_tune_type", "lora")
     if kind != "lora":
-        name = {"dora": "DoRA", "full": "a whole fine-tune"}.get(str(kind), repr(kind))
+        name = {"dora": "DoRA", "full": "a full fine-tune"}.get(str(kind), repr(kind))
         raise other_kind(name, path)
     numbers = body.get("lora_parameters")
     if not isinstance(numbers, dict):

@@ -18,55 +18,31 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias|qscale_weight|qscale_act
 _ENDINGS = {"qscale_weight": "weight_scale", "qscale_act": "input_scale"}
 _EXPERT = re.compile(r"(?:feed_forward\.)?experts\.(\d+)\.(w[123])")
 _IN_LAYER = {
-    "attention_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attention.wv": "self_attn.v_proj",
-    "attention.wo": "self_attn.o_proj",
-    "attention.wq_a": "self_attn.q_a_proj",
-    "attention.q_a_norm": "self_attn.q_a_layernorm",
-    "attention.wq_b": "self_attn.q_b_proj",
-    "attention.wkv_a_with_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attention.kv_a_norm": "self_attn.kv_a_layernorm",
-    "attention.wkv_b": "self_attn.kv_b_proj",
-    "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w2": "mlp.down_proj",
-    "feed_forward.w3": "mlp.up_proj",
-    "feed_forward.gate": "block_sparse_moe.gate",
-    "gate": "mlp.gate",
-    "shared_experts.w1": "mlp.shared_experts.gate_proj",
-    "shared_experts.w2": "mlp.shared_experts.down_proj",
+    "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj", "attention.wq_a": "self_attn.q_a_proj",
+    "attention.q_a_norm": "self_attn.q_a_layernorm", "attention.wq_b": "self_attn.q_b_proj",
+    "attention.wkv_a_with_mqa": "self_attn.kv_a_proj_with_mqa", "attention.kv_a_norm": "self_attn.kv_a_layernorm",
+    "attention.wkv_b": "self_attn.kv_b_proj", "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj", "feed_forward.gate": "block_sparse_moe.gate", "gate": "mlp.gate",
+    "shared_experts.w1": "mlp.shared_experts.gate_proj", "shared_experts.w2": "mlp.shared_experts.down_proj",
     "shared_experts.w3": "mlp.shared_experts.up_proj",
-}
+}  # fmt: skip
 _AS_IN_GGUF = {"attention.wq": "attn_q", "attention.wk": "attn_k"}
 _PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 _KEYS = {
-    "dim": "hidden_size",
-    "n_layers": "num_hidden_layers",
-    "n_heads": "num_attention_heads",
-    "n_kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "hidden_dim": "intermediate_size",
-    "norm_eps": "rms_norm_eps",
-    "vocab_size": "vocab_size",
-    "rope_theta": "rope_theta",
-    "sliding_window": "sliding_window",
-    "q_lora_rank": "q_lora_rank",
-    "kv_lora_rank": "kv_lora_rank",
-    "qk_rope_head_dim": "qk_rope_head_dim",
-    "qk_nope_head_dim": "qk_nope_head_dim",
-    "v_head_dim": "v_head_dim",
-}
+    "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads", "head_dim": "head_dim", "hidden_dim": "intermediate_size",
+    "norm_eps": "rms_norm_eps", "vocab_size": "vocab_size", "rope_theta": "rope_theta",
+    "sliding_window": "sliding_window", "q_lora_rank": "q_lora_rank", "kv_lora_rank": "kv_lora_rank",
+    "qk_rope_head_dim": "qk_rope_head_dim", "qk_nope_head_dim": "qk_nope_head_dim", "v_head_dim": "v_head_dim",
+}  # fmt: skip
 _MOE_KEYS = {
-    "num_experts": "n_routed_experts",
-    "num_experts_per_tok": "num_experts_per_tok",
-    "expert_hidden_dim": "moe_intermediate_size",
-    "num_shared_experts": "n_shared_experts",
-    "routed_scale": "routed_scaling_factor",
-    "first_k_dense_replace": "first_k_dense_replace",
-    "num_expert_groups": "n_group",
-    "num_expert_groups_per_tok": "topk_group",
-}
+    "num_experts": "n_routed_experts", "num_experts_per_tok": "num_experts_per_tok",
+    "expert_hidden_dim": "moe_intermediate_size", "num_shared_experts": "n_shared_experts",
+    "routed_scale": "routed_scaling_factor", "first_k_dense_replace": "first_k_dense_replace",
+    "num_expert_groups": "n_group", "num_expert_groups_per_tok": "topk_group",
+}  # fmt: skip
 _LONGEST_TEXT = 128_000
 """Default number of positions."""
 
@@ -121,13 +97,13 @@ def to_config(params: JsonObject) -> JsonObject:
     return _named(config, "MistralForCausalLM", "mistral")
 
 
-def _quantization(told: Json) -> JsonObject:
+def _quantization(stated: Json) -> JsonObject:
     """The quantization_config for FP8 weights with one scale per tensor."""
-    if not isinstance(told, dict):
+    if not isinstance(stated, dict):
         return {}
-    if told.get("qformat_weight") != "fp8_e4m3":
+    if stated.get("qformat_weight") != "fp8_e4m3":
         raise UnsupportedError(
-            f"params.json declares {told.get('qformat_weight')} weights; only fp8_e4m3 is supported in this layout",
+            f"params.json declares {stated.get('qformat_weight')} weights; only fp8_e4m3 is supported in this layout",
             path=PARAMS_NAME,
             hint="use the repository's config.json and model*.safetensors",
         )
@@ -157,13 +133,9 @@ def _yarn(params: JsonObject) -> JsonObject | None:
         return None
     scale: Json = 0.0 if yarn.get("apply_scale") else 1.0
     found: JsonObject = {
-        "rope_type": "yarn",
-        "rope_theta": params.get("rope_theta"),
-        "factor": yarn.get("factor"),
-        "beta_fast": yarn.get("beta"),
-        "beta_slow": yarn.get("alpha"),
-        "original_max_position_embeddings": yarn.get("original_max_position_embeddings"),
-        "mscale": 1.0,
+        "rope_type": "yarn", "rope_theta": params.get("rope_theta"), "factor": yarn.get("factor"),
+        "beta_fast": yarn.get("beta"), "beta_slow": yarn.get("alpha"),
+        "original_max_position_embeddings": yarn.get("original_max_position_embeddings"), "mscale": 1.0,
         "mscale_all_dim": scale,
-    }
+    }  # fmt: skip
     return found | ({"llama_4_scaling_beta": scaling.get("beta")} if isinstance(scaling, dict) else {})

@@ -2,8 +2,7 @@
 
 The unpickler is Python's own; globals resolve only to placeholders for what torch.save writes, which compute nothing.
 So torch is not needed, and weights are not read. The process limits on memory and time guard against what a pickle can
-do
-without calls: nested tuples whose hash takes years, or a text of three gigabytes.
+do without calls: nested tuples whose hash takes years, or a text of three gigabytes.
 
 A zip file contains `NAME/data.pkl` and each storage as a record `NAME/data/KEY`; files from before torch 1.6 contain
 five pickles (a number, a version, sizes, the object, the keys of the storages), followed by the storages, each after
@@ -17,7 +16,7 @@ import math
 import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
-from typing import IO, Any
+from typing import IO
 
 from aprfmt.errors import (
     AprError,
@@ -78,7 +77,9 @@ class _Tensor:
 
     __slots__ = ("dtype", "odd", "offset", "shape", "storage", "strides")
 
-    def __init__(self, storage: Any, offset: Any, shape: Any, strides: Any, dtype: str = "", odd: str = "") -> None:
+    def __init__(
+        self, storage: object, offset: object, shape: object, strides: object, dtype: str = "", odd: str = ""
+    ) -> None:
         self.storage, self.offset = storage, offset
         self.shape, self.strides = shape, strides
         self.dtype, self.odd = dtype or getattr(storage, "dtype", ""), odd
@@ -116,7 +117,7 @@ class _Global:
         return self.call(*arguments)
 
 
-def _tensor_2(storage: Any, offset: Any, shape: Any, strides: Any, *more: object) -> _Tensor:
+def _tensor_2(storage: object, offset: object, shape: object, strides: object, *more: object) -> _Tensor:
     return _Tensor(storage, offset, shape, strides, odd=_bits(more[2:]))
 
 
@@ -148,31 +149,19 @@ def _parameter(data: object, *_: object) -> object:
 
 
 _CALLS: dict[str, Callable[..., object]] = {
-    "collections.OrderedDict": _Dict,
-    "collections.Counter": _Dict,
-    "builtins.set": set,
-    "builtins.complex": complex,
-    "builtins.bytearray": _Other,
-    "_codecs.encode": _Other,
-    "torch.Size": tuple,
-    "torch.device": _Other,
-    "torch.Tensor": _Other,
-    "torch.serialization._get_layout": _Other,
-    "torch.nn.parameter.Parameter": _parameter,
-    "torch._utils._rebuild_parameter": _parameter,
-    "torch._utils._rebuild_parameter_with_state": _parameter,
-    "torch._utils._rebuild_tensor": _tensor_2,
-    "torch._utils._rebuild_tensor_v2": _tensor_2,
-    "torch._utils._rebuild_tensor_v3": _tensor_3,
-    "torch._utils._rebuild_sparse_tensor": _odd("sparse"),
-    "torch._utils._rebuild_qtensor": _odd("quantized"),
-    "torch._utils._rebuild_nested_tensor": _odd("nested"),
+    "collections.OrderedDict": _Dict, "collections.Counter": _Dict, "builtins.set": set, "builtins.complex": complex,
+    "builtins.bytearray": _Other, "_codecs.encode": _Other, "torch.Size": tuple, "torch.device": _Other,
+    "torch.Tensor": _Other, "torch.serialization._get_layout": _Other, "torch.nn.parameter.Parameter": _parameter,
+    "torch._utils._rebuild_parameter": _parameter, "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._utils._rebuild_tensor": _tensor_2, "torch._utils._rebuild_tensor_v2": _tensor_2,
+    "torch._utils._rebuild_tensor_v3": _tensor_3, "torch._utils._rebuild_sparse_tensor": _odd("sparse"),
+    "torch._utils._rebuild_qtensor": _odd("quantized"), "torch._utils._rebuild_nested_tensor": _odd("nested"),
     "torch._utils._rebuild_wrapper_subclass": _odd("a subclass"),
     "torch._utils._rebuild_meta_tensor_no_storage": _odd("meta"),
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _odd("on another device"),
     "torch._utils._rebuild_device_tensor_from_numpy": _odd("on another device"),
     "torch._tensor._rebuild_from_type_v2": _odd("a subclass"),
-}
+}  # fmt: skip
 _KINDS = ("float", "bfloat", "int", "uint", "complex", "bool", "bits", "qint", "quint", "per_")
 """Prefixes of torch's names of dtypes and quantization schemes."""
 
@@ -318,6 +307,14 @@ def _text(key: object) -> str:
     return str(key)[:200] if isinstance(key, str | int | float) else type(key).__name__
 
 
+def _sizes(numbers: object, tensor: str) -> list[int]:
+    """`numbers`, if they are a sequence of integers from 0 to 2^62. Raises CorruptError."""
+    found = [*numbers] if isinstance(numbers, tuple | list) else [-1]
+    if not all(type(n) is int and 0 <= n < 1 << 62 for n in found):
+        raise CorruptError("its shape and offset are not integers", tensor=tensor, hint=_AGAIN)
+    return found
+
+
 def _entry(name: str, value: _Tensor, places: Mapping[str, tuple[int, int]]) -> list[object]:
     """[name, torch's dtype, shape, offset in the file, bytes]. Raises AprError."""
     if value.odd:
@@ -326,12 +323,10 @@ def _entry(name: str, value: _Tensor, places: Mapping[str, tuple[int, int]]) -> 
         n_name = len(name.encode())
     except UnicodeEncodeError as error:
         raise CorruptError("a tensor name contains a lone surrogate", tensor=name) from error
-    shape, strides, offset, storage = value.shape, value.strides, value.offset, value.storage
-    numbers = (
-        (offset, *shape, *strides) if isinstance(shape, tuple | list) and isinstance(strides, tuple | list) else (-1,)
-    )
-    if not isinstance(storage, _Storage) or not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers):
-        raise CorruptError("its shape and offset are not integers", tensor=name, hint=_AGAIN)
+    storage = value.storage
+    shape, strides, (offset,) = (_sizes(numbers, name) for numbers in (value.shape, value.strides, [value.offset]))
+    if not isinstance(storage, _Storage):
+        raise CorruptError("it has no storage", tensor=name, hint=_AGAIN)
     if n_name > MAX_NAME_BYTES or len(shape) > MAX_NDIM:
         raise LimitError(f"its name or number of dims exceeds the limit ({MAX_NDIM} dims)")
     if len(strides) != len(shape):
@@ -340,7 +335,7 @@ def _entry(name: str, value: _Tensor, places: Mapping[str, tuple[int, int]]) -> 
     if sizes[0] and any(
         dim != 1 and stride != sizes[i + 1] for i, (dim, stride) in enumerate(zip(shape, strides, strict=True))
     ):
-        what = f"it is a strided view: strides {list(strides)}"
+        what = f"it is a strided view: strides {strides}"
         raise RefusedError(what, tensor=name, hint=_CONTIGUOUS)
     size = _SIZES.get(value.dtype, 1)
     n_bytes, at = sizes[0] * size, storage.start + offset * size

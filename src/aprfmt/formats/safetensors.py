@@ -69,16 +69,11 @@ def open_model(path: Path) -> Model:
         config_path = path.with_name("config.json")
         native = SafetensorsNative(shard.metadata, config_path if is_file(config_path) else None)
         model = Model(
-            path=path,
-            format="safetensors",
-            label="SafeTensors",
-            sources=[shard.source],
-            tensors=shard.tensors,
+            path=path, format="safetensors", label="SafeTensors", sources=[shard.source], tensors=shard.tensors,
             load_metadata=lambda: shard.metadata,
             load_tokenizer=lambda _: load_tokenizer(path.parent, config_of(native)),
-            load_hparams=lambda _: _load_hparams(native),
-            native=native,
-        )
+            load_hparams=lambda _: _load_hparams(native), native=native,
+        )  # fmt: skip
         stack.pop_all()
     return model
 

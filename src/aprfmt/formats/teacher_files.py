@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
 from aprfmt.io.source import Source
 from aprfmt.texts.sequences import Windows
 from aprfmt.texts.shards import PARTS
-from aprfmt.types import Array
+from aprfmt.types import Array, construct
 
 FORMAT = "aprtrain-teacher/2"
 _SLACK = 1e-3
@@ -237,10 +237,10 @@ def _facts_of(path: Path, metadata: dict[str, str]) -> TeacherHeader:
             f"not a teacher file ({FORMAT})", path=path, hint="docs/teacher-files.md describes the format"
         )
     try:
-        values: dict[str, Any] = {
+        values = {
             f.name: metadata[f.name] if f.type == "str" else json.loads(metadata[f.name]) for f in fields(TeacherHeader)
         }
-        facts = TeacherHeader(**values | {"temperatures": tuple(map(float, values["temperatures"]))})
+        facts = construct(TeacherHeader, values | {"temperatures": tuple(map(float, values["temperatures"]))})
         is_good = (
             0 < facts.k <= facts.n_ids <= 1 << 24
             and facts.k < 1 << 20

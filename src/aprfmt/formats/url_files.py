@@ -63,9 +63,7 @@ def open_url(url: str) -> Path:
     parts = urlsplit(url)
     address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # without a signature or a password
     if parts.scheme != "https" and not is_this_machine(parts.netloc.rpartition("@")[2]):
-        raise UnsupportedError(
-            "http is not encrypted: it is read on this machine only", path=address, hint=f"https{url[4:]}"
-        )
+        raise UnsupportedError("unencrypted http is allowed on this machine only", path=address, hint=f"https{url[4:]}")
     if is_offline():
         raise NotFoundError(
             "the file is on a server, and HF_HUB_OFFLINE is set", path=address, hint="unset HF_HUB_OFFLINE"
@@ -77,14 +75,9 @@ def open_url(url: str) -> Path:
     mark = stated.tag or secrets.token_hex(16)  # without a tag nothing is kept for the next run
     key = hashlib.sha256(f"{url}\n{stated.size}\n{mark}".encode()).hexdigest()
     file = RemoteFile(
-        name,
-        address,
-        stated.size,
-        key,
-        lambda start, end: iter(()),
-        server=parts.netloc.rpartition("@")[2],
+        name, address, stated.size, key, lambda start, end: iter(()), server=parts.netloc.rpartition("@")[2],
         is_stated=False,
-    )
+    )  # fmt: skip
     file.fetch = partial(
         hub_files.fetch_ranges, partial(_request, url, stated, file), partial(_failure, address, url), file
     )
@@ -95,7 +88,7 @@ def open_url(url: str) -> Path:
     store.adopt([file])
     folder = root / "snapshots" / key
     if place(folder, [file], store):
-        raise StorageError("the file system cannot hold a file of this name", path=address)
+        raise StorageError("the file system does not allow this file name", path=address)
     hub_files.URL_FOLDERS[str(folder)] = url
     remote_file.traffic.origins.append(address)
     remote_file.traffic.unstated[address] = None
@@ -153,7 +146,7 @@ def _download(url: str) -> str:
 
 
 def _without_ranges(address: str, url: str) -> UnsupportedError:
-    return UnsupportedError("the server sends whole files only, no ranges", path=address, hint=_download(url))
+    return UnsupportedError("the server does not support range requests", path=address, hint=_download(url))
 
 
 def _of_server(error: AprError, address: str) -> AprError:

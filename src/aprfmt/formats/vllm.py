@@ -62,23 +62,23 @@ class Responses:
                         hint="apr teacher --prompts FILE writes the prompts; send each one as token ids",
                     )
                 file.seek(start)
-                _, told, _ = _response(file.readline(MAX_LIST_BYTES + 1), self.path, None)
+                _, logprobs, _ = _response(file.readline(MAX_LIST_BYTES + 1), self.path, None)
                 for place, label in zip(piece.places_P, piece.labels_P.tolist(), strict=True):
-                    known = parse_position(told[place - piece.start + 1], label, facts.k, number, self.path)
+                    known = parse_position(logprobs[place - piece.start + 1], label, facts.k, number, self.path)
                     columns.append(tuple(np.array([value]) for value in (place, *known)))
         return answer_of(columns, facts)
 
 
 def parse_position(
-    told: object, label: int, k: int, window: int, path: PathLike
+    listed: object, label: int, k: int, window: int, path: PathLike
 ) -> tuple[list[int], list[float], list[float], float]:
-    """Parses the log-probabilities `told` of one position: an object with `logprob` for each id.
+    """Parses the log-probabilities `listed` of one position: an object with `logprob` for each id.
 
     Returns the top `k` ids, their log-probabilities (descending), the residual mass in a list of one, and the
     log-probability of `label`.
     """
     try:
-        entries = told.items() if isinstance(told, Mapping) else ()
+        entries = listed.items() if isinstance(listed, Mapping) else ()
         found = sorted(((int(i), float(entry["logprob"])) for i, entry in entries), key=lambda pair: -pair[1])
         own = dict(found)[label]
     except (AttributeError, TypeError, ValueError, KeyError):
@@ -109,11 +109,11 @@ def _response(line: bytes, path: Path, number: int | None) -> tuple[list[int], l
         found = found["response"]["body"] if isinstance(found.get("response"), dict) else found
         choice = found["choices"][0] if "choices" in found else found
         ids = [int(i) for i in choice["prompt_token_ids"]]
-        told = choice["prompt_logprobs"]
+        logprobs = choice["prompt_logprobs"]
         np.array(ids, "<i4")
-        if not isinstance(told, list) or len(told) != len(ids):
+        if not isinstance(logprobs, list) or len(logprobs) != len(ids):
             raise TypeError("not a list as long as prompt_token_ids")
-        return ids, told, str(found.get("model") or "")
+        return ids, logprobs, str(found.get("model") or "")
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
         what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         raise CorruptError(

@@ -192,8 +192,8 @@ def draw(chart: Chart) -> str:
     data: dict[str, object] = {"w": WIDTH, "l": x.start, "r": x.end, "lo": x.low, "hi": x.high}
     data |= {"k": chart.kind, "xk": chart.x_kind, "x": chart.x_name, "s": kept}
     scale = ", log scale" if y.is_log else ""
-    said = f"{chart.title}: {chart.y_name}{scale} over {chart.x_name}. {'; '.join(spoken)}."
-    return _figure(chart.title, said, body, HEIGHT, legend="".join(legend), data=json.dumps(data))
+    words = f"{chart.title}: {chart.y_name}{scale} over {chart.x_name}. {'; '.join(spoken)}."
+    return _figure(chart.title, words, body, HEIGHT, legend="".join(legend), data=json.dumps(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +246,9 @@ def histograms(
     for floor, label in zip((floors[0], floors[-1]), labels if len(rows) > 1 else labels[:1], strict=False):
         body.append(f'<text x="{_LEFT - 6:g}" y="{floor:.1f}" text-anchor="end">{text(label)}</text>')
     many = f"{len(rows)} histograms from {labels[0]} to {labels[1]}" if len(rows) > 1 else "histogram"
-    said = f"{title}: {many} of the values from {format_number(-reach)} to {format_number(reach)}."
+    words = f"{title}: {many} of the values from {format_number(-reach)} to {format_number(reach)}."
     legend = f"<span>height: {text(y_name)}</span>"
-    return _figure(title, said, body, _TOP + height + _BOTTOM, legend=legend)
+    return _figure(title, words, body, _TOP + height + _BOTTOM, legend=legend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,18 +278,18 @@ def bars(title: str, rows: Sequence[Bar], x_name: str) -> str:
             f'<rect class="area f{i % 4}" x="{x.start:g}" y="{top + 16:g}" width="{x.at(row.value) - x.start:.1f}" '
             f'height="12"/><path class="whisker" d="M{x.at(row.low):.1f} {middle:g}H{x.at(row.high):.1f}"/>'
         ]
-    said = f"{title}, {x_name}: " + "; ".join(f"{row.name} {row.words}" for row in rows) + "."
-    return _figure(title, said, body, bottom + _BOTTOM)
+    words = f"{title}, {x_name}: " + "; ".join(f"{row.name} {row.words}" for row in rows) + "."
+    return _figure(title, words, body, bottom + _BOTTOM)
 
 
-def _figure(title: str, said: str, body: Sequence[str], height: float, *, legend: str = "", data: str = "") -> str:
-    """A figure of SVG elements; `said` is its text for screen readers, `data` what page.js shows on hover and keys."""
+def _figure(title: str, words: str, body: Sequence[str], height: float, *, legend: str = "", data: str = "") -> str:
+    """A figure of SVG elements; `words` is its text for screen readers, `data` what page.js shows on hover and keys."""
     bound = f' data-chart="{text(data)}"' if data else ""
     cursor = f'<line class="cursor" y1="{_TOP:g}" y2="{height - _BOTTOM:g}" visibility="hidden"/>' if data else ""
     keys = " tabindex=0" if data else ""
     return (
         f"<figure{bound}><figcaption><b>{text(title)}</b>{legend}</figcaption>"
-        f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img"{keys} aria-label="{text(said)}">'
+        f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img"{keys} aria-label="{text(words)}">'
         f"{''.join(body)}{cursor}</svg>{'<output></output>' if data else ''}</figure>"
     )
 

@@ -85,11 +85,11 @@ def _row(name: str, cells: Sequence[Cell], columns: Sequence[str], *, is_first: 
         look = f'class="cell f{cell.colour}" fill-opacity="{_opacity(cell)}"'
         squares.append(f'<rect {look} x="{i}" width="1" height="1"><title>{text(cell.words)}</title></rect>')
     known = [cell.words for cell in cells if cell.strength is not None]
-    said = f"{name}: {known[0]} … {known[-1]}" if len(known) > 1 else f"{name}: {(known or ['nothing'])[0]}"
+    label = f"{name}: {known[0]} … {known[-1]}" if len(known) > 1 else f"{name}: {(known or ['nothing'])[0]}"
     return (
         f'<div class=row><span title="{text(name)}"><bdi>{text(name)}</bdi></span>'
         f'<svg viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none" role="img" '
-        f'tabindex={0 if is_first else -1} aria-label="{text(said)}">{"".join(squares)}</svg></div>'
+        f'tabindex={0 if is_first else -1} aria-label="{text(label)}">{"".join(squares)}</svg></div>'
     )
 
 

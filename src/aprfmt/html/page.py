@@ -11,7 +11,10 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2.environment import TemplateModule
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
@@ -27,7 +30,7 @@ def _read(name: str) -> str:
 
 
 @cache
-def _macros() -> Any:
+def _macros() -> TemplateModule:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 

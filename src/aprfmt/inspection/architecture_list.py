@@ -57,14 +57,10 @@ def find_architecture(name: str) -> Architecture:
 def _facts(row: Architecture) -> dict[str, object]:
     known = verified().get(row.id)
     return {
-        "name": row.id,
-        "gguf": row.gguf,
-        "hf_class": row.hf_class,
-        "model_type": row.model_type,
-        "hf_classes": list(classes_of(row)),
-        "model_types": list(row.model_types),
+        "name": row.id, "gguf": row.gguf, "hf_class": row.hf_class, "model_type": row.model_type,
+        "hf_classes": list(classes_of(row)), "model_types": list(row.model_types),
         "verified": asdict(known) if known is not None else None,
-    }
+    }  # fmt: skip
 
 
 def _key_mapping(key: Key, prefix: str) -> dict[str, object]:

@@ -220,8 +220,8 @@ def _package_warnings(model: Model) -> list[str]:
     if (folder := folder_of(model)) is None:
         return []
     odd, out = [*map(str, refused_names(folder))], outside_files(folder)
-    told = [f"files that a conversion would skip: {first_few(odd)}"] if odd else []
-    return told + ([f"symlinks pointing outside the folder: {first_few(out)}"] if out else [])
+    skipped = [f"files that a conversion would skip: {first_few(odd)}"] if odd else []
+    return skipped + ([f"symlinks pointing outside the folder: {first_few(out)}"] if out else [])
 
 
 def describe(model: Model, *, quality: bool = False) -> Inspection:
@@ -242,28 +242,14 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
         warnings += provenance.read(model).warnings
         warnings += _package_warnings(model)
     return Inspection(
-        file=str(model.path),
-        format=model.label,
-        version=model.version,
-        size_bytes=model.size_bytes,
-        tensor_count=len(entries),
-        param_count=packed.param_count,
-        checksum=checksum,
-        flags=dict(model.flags),
-        architecture=model.hparams.architecture or (stated if isinstance(stated, str) else None),
-        metadata=metadata,
-        dtypes=dict(totals),
-        quantized=[*packed.quantized, *lattice_weights(model)],
-        carried=carried(model),
-        head=head_info(model),
-        tokenizer=tokenizer,
-        compat=compatibility(model, metadata),
-        warnings=warnings,
-        signature=model.signature,
-        adapter=_adapter_info(model),
-        towers=_tower_info(model),
+        file=str(model.path), format=model.label, version=model.version, size_bytes=model.size_bytes,
+        tensor_count=len(entries), param_count=packed.param_count, checksum=checksum, flags=dict(model.flags),
+        architecture=model.hparams.architecture or (stated if isinstance(stated, str) else None), metadata=metadata,
+        dtypes=dict(totals), quantized=[*packed.quantized, *lattice_weights(model)], carried=carried(model),
+        head=head_info(model), tokenizer=tokenizer, compat=compatibility(model, metadata), warnings=warnings,
+        signature=model.signature, adapter=_adapter_info(model), towers=_tower_info(model),
         quality=quality_of(model, metadata, checksum, tokenizer) if quality else None,
-    )
+    )  # fmt: skip
 
 
 def _tower_info(model: Model) -> TowerInfo | None:
@@ -298,15 +284,10 @@ def _adapter_info(model: Model) -> AdapterInfo | None:
         return AdapterInfo(error.message)
     ends = {weight.removesuffix(".weight").rpartition(".")[2] for weight in found.pairs}
     return AdapterInfo(
-        kind="lora",
-        base=found.base,
-        rank=found.rank,
-        alpha=found.alpha,
-        scales=sorted({pair.scale for pair in found.pairs.values()}),
-        weights=len(found.pairs),
-        whole=len(found.whole),
+        kind="lora", base=found.base, rank=found.rank, alpha=found.alpha,
+        scales=sorted({pair.scale for pair in found.pairs.values()}), weights=len(found.pairs), whole=len(found.whole),
         modules=sorted(ends),
-    )
+    )  # fmt: skip
 
 
 def carried(model: Model) -> Carried:

@@ -125,17 +125,12 @@ class DistanceSums:
         same = 1.0 if self.aa == self.bb == 0 else None
         is_odd = self.nonfinite_different > 0
         return Distance(
-            n_values=self.n,
-            n_different=self.n_different,
-            max_diff=math.inf if is_odd else self.largest,
-            rmse=math.inf if is_odd else math.sqrt(self.squares / self.n) if self.n else 0.0,
-            relative_rmse=relative,
+            n_values=self.n, n_different=self.n_different, max_diff=math.inf if is_odd else self.largest,
+            rmse=math.inf if is_odd else math.sqrt(self.squares / self.n) if self.n else 0.0, relative_rmse=relative,
             snr_db=-20 * math.log10(relative) if relative else None,
-            cosine=max(-1.0, min(1.0, self.ab / norm)) if norm else same,
-            nonfinite_a=self.nonfinite_a,
-            nonfinite_b=self.nonfinite_b,
-            nonfinite_different=self.nonfinite_different,
-        )
+            cosine=max(-1.0, min(1.0, self.ab / norm)) if norm else same, nonfinite_a=self.nonfinite_a,
+            nonfinite_b=self.nonfinite_b, nonfinite_different=self.nonfinite_different,
+        )  # fmt: skip
 
 
 def _as_float64(block: Array) -> Array:

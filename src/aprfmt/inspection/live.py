@@ -131,7 +131,7 @@ def serve_report(
     content = LivePage(folders)
     if not content.is_running:
         raise RefusedError(
-            "the run does not go on, so its page would not change", path=folders[0],
+            "the run is not active, so its page would not change", path=folders[0],
             hint=f"apr report {' '.join(map(str, folders))} -o page.html",
         )  # fmt: skip
     try:

@@ -400,8 +400,8 @@ def _tokenizer(found: Survey) -> Iterator[str]:
         yield paragraph(f"No tokenizer explorer: {view.explorer.reason}. apr vocab FILE TEXT tokenizes.")
     yield fold("Special tokens", facts(found.special_tokens.items()))
     if view.example is not None:
-        said = view.example
-        shown = code(said.text) if said.error is None else paragraph(said.error, "bad")
+        example = view.example
+        shown = code(example.text) if example.error is None else paragraph(example.error, "bad")
         yield fold("A conversation as the chat template renders it", shown, wide=True)
     if found.chat_template:
         yield fold("Chat template", facts([("jinja", found.chat_template)]))

@@ -120,9 +120,9 @@ def _contradictions(model: Model, metadata: Mapping[str, object]) -> dict[str, s
 
 
 def _tokenizer_part(model: Model, tokenizer: TokenizerInfo | None) -> QualityPart:
-    what = "checks that tokens are embedded, and their number against the embedding's rows"
+    what = "checks that a tokenizer is embedded, and its size against the embedding's rows"
     if tokenizer is None or not tokenizer.vocab_size:
-        return QualityPart(0, 15, what, {}, ["no tokens embedded"])
+        return QualityPart(0, 15, what, {}, ["no tokenizer embedded"])
     found = {"tokens": tokenizer.vocab_size, "merges": tokenizer.merges}
     embedding = first_tensor(model, EMBEDDING)
     if embedding is not None and embedding.shape:

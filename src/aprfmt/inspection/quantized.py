@@ -107,7 +107,7 @@ def _is_on_lattice(tensor: Tensor) -> bool:
 def as_words(rows: Sequence[QuantizedWeights]) -> str:
     """The rows as one readable line."""
     return "; ".join(
-        f"{row.weights:,} weights on the values of Q4_0 (QAT): apr quantize FILE q4_0 loses nothing"
+        f"{row.weights:,} weights with values that Q4_0 represents exactly (QAT): apr quantize FILE q4_0 is lossless"
         if row.scheme == "Q4_0 lattice"
         else f"{row.weights:,} weights, {row.scheme}, {row.bits_per_weight:.2f} bits each"
         for row in rows

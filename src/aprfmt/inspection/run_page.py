@@ -203,8 +203,8 @@ def run_parts(body: RunReport) -> tuple[str, list[str]]:
     figures = [draw(chart) for chart in charts(body)]
     parts = [*_head(body), _tiles(body), heading("Metrics by tokens"), _notes(body), grid(figures)]
     point = " Hover over a curve, or use the arrow keys, to read values." if any(figures) else ""
-    said = f"Report of {body['folder']}{_heard(body)}.{point}"
-    parts += [*_samples(body), *_tables(body), *_origin(body), f"<footer>{paragraph(said)}</footer>"]
+    footer = f"Report of {body['folder']}{_heard(body)}.{point}"
+    parts += [*_samples(body), *_tables(body), *_origin(body), f"<footer>{paragraph(footer)}</footer>"]
     return f"{title(body)}: {sentence(body)}", parts
 
 
@@ -339,15 +339,11 @@ def _notes(body: RunReport) -> str:
 
 def _tables(body: RunReport) -> Iterator[str]:
     columns: list[tuple[str, str, Callable[[float], str]]] = [
-        ("step", "step", "{:,.0f}".format),
-        ("tokens", "at_tokens", lambda n: format_count(round(n))),
-        ("KL", "kl", "{:.4g}".format),
-        ("CE", "ce", "{:.4f}".format),
-        ("perplexity", "perplexity", format_perplexity),
-        ("agreement", "agreement", "{:.1%}".format),
-        ("top-1 accuracy", "accuracy", "{:.1%}".format),
+        ("step", "step", "{:,.0f}".format), ("tokens", "at_tokens", lambda n: format_count(round(n))),
+        ("KL", "kl", "{:.4g}".format), ("CE", "ce", "{:.4f}".format), ("perplexity", "perplexity", format_perplexity),
+        ("agreement", "agreement", "{:.1%}".format), ("top-1 accuracy", "accuracy", "{:.1%}".format),
         ("teacher's CE", "teacher_ce", "{:.4f}".format),
-    ]
+    ]  # fmt: skip
     yield from _numbers_table("Held-out evaluations", columns, body["evaluations"])
     saves: list[tuple[float, Mapping[str, object]]] = [
         *((row["step"], {**row, "note": "best so far" if row["best"] else ""}) for row in body["checkpoints"]),

@@ -92,7 +92,7 @@ def _run_folders(top: Path) -> Iterator[Path]:
         folder, depth = waiting.pop()
         count += 1
         if count > MAX_RUN_FOLDERS:
-            raise LimitError(f"more than {MAX_RUN_FOLDERS:,} subfolders", path=top, hint="pass a folder further below")
+            raise LimitError(f"more than {MAX_RUN_FOLDERS:,} subfolders", path=top, hint="pass one of its subfolders")
         if is_run(folder):
             yield folder
             continue
@@ -111,20 +111,11 @@ def _row(path: Path, top: Path) -> RunRow:
     last = body["after"] or body["before"] or {}
     total = body["total_steps"]
     return RunRow(
-        path=str(path),
-        name=str(path.relative_to(top)) if path != top else path.resolve().name,
-        state=state_of(body),
-        command=body["command"],
-        steps=body["steps"],
-        total_steps=None if total is None else int(total),
-        tokens=round(body["tokens"]),
-        loss=body["loss"],
-        objective=_objective(body["command"], body["config"]),
-        held_out_ce=last.get("ce"),
-        kl=last.get("kl"),
-        tokens_per_s=body["tokens_per_s"],
-        heard_at=body["heard_at"],
-    )
+        path=str(path), name=str(path.relative_to(top)) if path != top else path.resolve().name, state=state_of(body),
+        command=body["command"], steps=body["steps"], total_steps=None if total is None else int(total),
+        tokens=round(body["tokens"]), loss=body["loss"], objective=_objective(body["command"], body["config"]),
+        held_out_ce=last.get("ce"), kl=last.get("kl"), tokens_per_s=body["tokens_per_s"], heard_at=body["heard_at"],
+    )  # fmt: skip
 
 
 _DIVERGENCES = {"forward": "KL", "reverse": "reverse KL", "jsd": "JSD"}

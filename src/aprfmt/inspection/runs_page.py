@@ -89,13 +89,9 @@ def runs_parts(bodies: Sequence[RunReport]) -> tuple[str, list[str]]:
     names = run_names([body["folder"] for body in bodies])
     figures = [draw(chart) for chart in overlay_charts(bodies)]
     parts = [
-        headline(f"{plural(len(bodies), 'run')}: {', '.join(names)}"),
-        heading("Results"),
-        _results(names, bodies),
-        heading("Metrics by tokens"),
-        grid(figures),
-        *_differences(names, bodies),
-    ]
+        headline(f"{plural(len(bodies), 'run')}: {', '.join(names)}"), heading("Results"), _results(names, bodies),
+        heading("Metrics by tokens"), grid(figures), *_differences(names, bodies),
+    ]  # fmt: skip
     return ", ".join(names), parts
 
 

@@ -67,14 +67,10 @@ class Stats:
         """The keys of `tensors --stats`; None without finite values."""
         some, known = self.min <= self.max, self._n_finite > 0
         return {
-            "mean": self._mean if known else None,
-            "std": math.sqrt(self._m2 / self._n_finite) if known else None,
-            "min": self.min if some else None,
-            "max": self.max if some else None,
-            "nan_count": self.nan_count,
-            "inf_count": self.inf_count,
-            "zero_fraction": self.zero_count / self.n if self.n else 0.0,
-        }
+            "mean": self._mean if known else None, "std": math.sqrt(self._m2 / self._n_finite) if known else None,
+            "min": self.min if some else None, "max": self.max if some else None, "nan_count": self.nan_count,
+            "inf_count": self.inf_count, "zero_fraction": self.zero_count / self.n if self.n else 0.0,
+        }  # fmt: skip
 
 
 def tensor_stats(tensor: Tensor) -> Stats:

@@ -65,7 +65,7 @@ def _spec(document: JsonObject) -> JsonObject:
     model = document["model"]
     if not isinstance(model, dict) or model.get("type") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else None
-        raise _CannotReproduceError(f"the page tokenizes BPE vocabularies; this one is {kind}")
+        raise _CannotReproduceError(f"the page supports BPE vocabularies only; this one is {kind}")
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(key):
             raise _CannotReproduceError(f"its BPE has a {key}")
@@ -83,16 +83,11 @@ def _spec(document: JsonObject) -> JsonObject:
     if sum(map(len, packed)) > MAX_EXPLORER_CHARS:
         raise _CannotReproduceError(f"its vocabulary of {len(tokens):,} tokens is too large for a page")
     return {
-        "normalizer": [*_normalizer(document.get("normalizer"))],
-        "splits": [*_splits(document.get("pre_tokenizer"))],
-        "added": [[*row] for row in added],
-        "bytes": bool(model.get("byte_fallback")),
-        "whole": bool(model.get("ignore_merges")),
-        "unknown": ids.get(str(model.get("unk_token")), -1),
-        "fuse": bool(model.get("fuse_unk")),
-        "tokens": packed[0],
-        "merges": packed[1],
-    }
+        "normalizer": [*_normalizer(document.get("normalizer"))], "splits": [*_splits(document.get("pre_tokenizer"))],
+        "added": [[*row] for row in added], "bytes": bool(model.get("byte_fallback")),
+        "whole": bool(model.get("ignore_merges")), "unknown": ids.get(str(model.get("unk_token")), -1),
+        "fuse": bool(model.get("fuse_unk")), "tokens": packed[0], "merges": packed[1],
+    }  # fmt: skip
 
 
 def _packed(data: bytes) -> str:
@@ -108,7 +103,7 @@ def _count(value: Json) -> int:
 def _added(row: JsonObject) -> tuple[int, str, bool, bool]:
     """Id, text, whether white space before and after belongs to it."""
     if row.get("single_word"):
-        raise _CannotReproduceError("it has an added token that is found as a whole word only")
+        raise _CannotReproduceError("it has an added token that matches whole words only")
     return _count(row["id"]), str(row["content"]), bool(row.get("lstrip")), bool(row.get("rstrip"))
 
 
@@ -200,11 +195,11 @@ def javascript_regex(pattern: str) -> str:
             continue
         if in_class:
             if c == "[" or rest.startswith("&&"):
-                raise _CannotReproduceError("its regex has a class within a class")
+                raise _CannotReproduceError("its regex has a nested character class")
             in_class = c != "]"
             out.append(c)
             if folded and c.isalpha():
-                raise _CannotReproduceError("its regex has a class without case")
+                raise _CannotReproduceError("its regex has a case-insensitive character class")
         elif c == "[":
             in_class = True
             negated = rest[1:2] == "^"

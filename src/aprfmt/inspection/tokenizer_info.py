@@ -64,14 +64,8 @@ def _info(
         return None
     special = tokenizer.special
     return TokenizerInfo(
-        model=tokenizer.model,
-        pre=tokenizer.pre,
-        vocab_size=len(tokenizer.tokens) if n_tokens is None else n_tokens,
-        merges=len(tokenizer.merges) if n_merges is None else n_merges,
-        added=tokenizer.n_added,
-        bos_id=special.get("bos"),
-        eos_id=special.get("eos"),
-        pad_id=special.get("pad"),
-        unk_id=special.get("unk"),
+        model=tokenizer.model, pre=tokenizer.pre, vocab_size=len(tokenizer.tokens) if n_tokens is None else n_tokens,
+        merges=len(tokenizer.merges) if n_merges is None else n_merges, added=tokenizer.n_added,
+        bos_id=special.get("bos"), eos_id=special.get("eos"), pad_id=special.get("pad"), unk_id=special.get("unk"),
         chat_template=bool(tokenizer.chat_template),
-    )
+    )  # fmt: skip

@@ -302,7 +302,7 @@ def _adapter(subject: Subject) -> Iterator[Check]:
     if isinstance(found, AprError):
         yield Check("fail", found.message, found.tensor)
     elif found.adapter is not None and found.adapter.of is None:
-        yield Check("pass", "every A has its B; shapes not compared: add --base")
+        yield Check("pass", "every lora_A has its lora_B; shapes are compared only with --base")
 
 
 def _names(subject: Subject) -> Iterator[Check]:
@@ -396,7 +396,7 @@ def _runtime_keys(subject: Subject) -> Iterator[Check]:
     if missing:
         problems.append(("general.name", f"contains {part!r}, but the tokenizer lacks {first_few(missing)}"))
     for key, problem in problems:
-        yield Check("fail", f"llama.cpp does not load the file: {key} {problem}")
+        yield Check("fail", f"llama.cpp cannot load the file: {key} {problem}")
     loader, tensors = loader_of(row.gguf), subject.model.tensors
     nvfp4 = (t.name.removesuffix(".weight") + ".scale" for t in tensors.entries if t.dtype == "NVFP4")
     ignored = [name for name in nvfp4 if name in tensors and loader is not None and not loader.multiplies(name)]

@@ -198,7 +198,7 @@ class CacheFolder:
                 return None
             crc = _recorded(target, lock)  # another process may have built it before we got the lock
             if made := crc is None:
-                crc = _made(target, lock, make)
+                crc = _build(target, lock, make)
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_SH)
         if not _is_at(lock, _lock_of(target)):
@@ -274,7 +274,7 @@ def _recorded(target: Path, lock: int) -> int | None:
         return None
 
 
-def _made(target: Path, lock: int, make: Callable[[Path], None]) -> int:
+def _build(target: Path, lock: int, make: Callable[[Path], None]) -> int:
     """Builds the file, records its CRC-32 and returns it."""
     os.ftruncate(lock, 0)
     with storage_errors(target):

@@ -179,7 +179,7 @@ def unlz4(data: Packed, cap: int = MAX_UNCOMPRESSED_BYTES, *, head: bytes = b"")
             f"decompressing an LZ4 block of {n_packed} bytes to {n_bytes} needs {needed} bytes of memory; the limit is "
             f"{MAX_LZ4_BYTES}",
             path=path,
-            hint="save the model with zstd or uncompressed in the program that wrote it",
+            hint="write the model with zstd, or uncompressed, in the program that made it",
         )
     try:
         out: bytes = block.decompress(data.read(4, n_packed), uncompressed_size=n_bytes)

@@ -170,18 +170,18 @@ def _page(source: Source, head: bytes) -> AprError | None:
     if text[:16].lower().startswith(_PAGES):
         kind = "an XML answer" if text.startswith(b"<?xml") and b"<html" not in text.lower() else "an HTML page"
         title = _TITLE.search(answer)
-        said = title[2] if title else ""
+        message = title[2] if title else ""
     elif text.startswith(b"{") and source.size <= _MAX_ANSWER_BYTES:
-        kind, said = "a JSON answer", _error_in(source.read(0, source.size))
-        if not said:
+        kind, message = "a JSON answer", _error_in(source.read(0, source.size))
+        if not message:
             return None
     elif source.size <= 512 and source.path.lower().endswith(_MODELS) and _is_text(answer):
-        kind, said = "a line of text", answer.strip()
+        kind, message = "a line of text", answer.strip()
     else:
         return None
-    quoted = f": {said[:120]!r}" if said else ""
+    quoted = f": {message[:120]!r}" if message else ""
     return UnknownFormatError(
-        f"{kind} that a server sent instead of the file{quoted}", path=source.path, hint=_hint_for(said)
+        f"{kind} that a server sent instead of the file{quoted}", path=source.path, hint=_hint_for(message)
     )
 
 
@@ -201,20 +201,11 @@ def _error_in(raw: bytes) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _hint_for(said: str) -> str:
+def _hint_for(message: str) -> str:
     denied = (
-        "restricted",
-        "gated",
-        "401",
-        "403",
-        "unauthorized",
-        "forbidden",
-        "access",
-        "sign in",
-        "log in",
-        "password",
-    )
-    if any(word in said.lower() for word in denied):
+        "restricted", "gated", "401", "403", "unauthorized", "forbidden", "access", "sign in", "log in", "password",
+    )  # fmt: skip
+    if any(word in message.lower() for word in denied):
         return f"accept the model's terms on the hub and run hf auth login, then {_AGAIN}"
     return _AGAIN
 

@@ -461,17 +461,9 @@ _STALE = ("model*.safetensors", "model.safetensors.index.json")
 
 # An old tokenizer next to a new one would be read together with it.
 _STALE_TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-)
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
+)  # fmt: skip
 
 
 def write_file(

@@ -112,7 +112,7 @@ class Registry:
         headers = {"Content-Type": MANIFEST}
         found = self._ask("PUT", f"{self.where.url}/manifests/{self.where.reference}", headers, data)
         if found.headers.get("Docker-Content-Digest", digest) != digest:
-            raise ChecksumError("the registry stored another manifest than was sent", path=str(self.where))
+            raise ChecksumError("the registry stored a different manifest than was sent", path=str(self.where))
         return digest
 
     # --- blobs ---
@@ -151,7 +151,7 @@ class Registry:
         headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
         with self._response("GET", f"{self.where.url}/blobs/{digest}", headers) as response:
             if response.status != 206 and start:
-                raise StorageError("the registry does not send parts of files", path=str(self.where))
+                raise StorageError("the registry does not support range requests", path=str(self.where))
             until = time.monotonic() + _ANSWER_S + (end - start) / MIN_HUB_RATE
             while start < end:
                 with _cuts():
@@ -254,7 +254,7 @@ class Registry:
         """The address at which an upload continues, on the registry's own host."""
         place = found.headers.get("Location", "") or url
         if not place:
-            raise StorageError("the registry does not say where to upload", path=str(self.where))
+            raise StorageError("the registry returned no upload URL", path=str(self.where))
         place = urljoin(self.where.url, place)
         parts, own = urlsplit(place), urlsplit(self.where.url)
         if parts.netloc != own.netloc:
@@ -311,18 +311,18 @@ class Registry:
     def _log_in(self, challenge: str) -> bool:
         """Answers a challenge with the credentials of `docker login`, if any. Raises StorageError, RefusedError."""
         kind, _, rest = challenge.partition(" ")
-        said = dict(_CHALLENGE.findall(rest))
+        reason = dict(_CHALLENGE.findall(rest))
         secret = _credentials(self.where.host)
         if kind.lower() == "basic":
             self._authorization = f"Basic {secret}" if secret else None
             return secret is not None
-        realm = said.get("realm", "")
+        realm = reason.get("realm", "")
         parts = urlsplit(realm)
         if kind.lower() != "bearer" or parts.scheme not in ("https", "http"):
             return False
         if parts.scheme == "http" and not (is_this_machine(parts.netloc) and is_this_machine(self.where.host)):
-            raise RefusedError("the registry's token server is not encrypted", path=str(self.where))
-        query = {key: said[key] for key in ("service", "scope") if key in said}
+            raise RefusedError("the registry's token server does not use https", path=str(self.where))
+        query = {key: reason[key] for key in ("service", "scope") if key in reason}
         request = urllib.request.Request(_with_query(realm, **query))
         if secret is not None:
             request.add_unredirected_header("Authorization", f"Basic {secret}")
@@ -341,16 +341,18 @@ class Registry:
     def _failed(self, error: _CutConnectionError | _RefusalError) -> AprError:
         if isinstance(error, _CutConnectionError):
             return self._unreachable(error)
-        said = f": {error.words}" if error.words else ""
+        reason = f": {error.words}" if error.words else ""
         if error.status == 404:
-            return NotFoundError(f"not in the registry{said}", path=str(self.where), hint="check the name and the tag")
+            return NotFoundError(
+                f"not in the registry{reason}", path=str(self.where), hint="check the name and the tag"
+            )
         if error.status in (401, 403):
             hint = f"docker login {self.where.host}; apr reads auths of $DOCKER_CONFIG/config.json"
-            return RefusedError(f"the registry refuses access{said}", path=str(self.where), hint=hint)
-        return StorageError(f"the registry answered {error.status}{said}", path=str(self.where))
+            return RefusedError(f"the registry refuses access{reason}", path=str(self.where), hint=hint)
+        return StorageError(f"the registry answered {error.status}{reason}", path=str(self.where))
 
     def _unreachable(self, error: Exception) -> StorageError:
-        hint = "run it again: what arrived is kept" if self._has_answered else "check the address and the network"
+        hint = "run it again: completed parts are kept" if self._has_answered else "check the address and the network"
         return StorageError(f"the registry cannot be reached: {error}", path=str(self.where), hint=hint)
 
 
@@ -374,9 +376,9 @@ def _read(response: http.client.HTTPResponse) -> bytes:
         while data := response.read1(1 << 16):
             found += data
             if len(found) > MAX_REGISTRY_ANSWER_BYTES:
-                raise StorageError(f"the registry's answer has more than {MAX_REGISTRY_ANSWER_BYTES} bytes")
+                raise StorageError(f"the registry's response has more than {MAX_REGISTRY_ANSWER_BYTES} bytes")
             if time.monotonic() > until:
-                raise StorageError("the registry timed out during its answer", hint="try again later")
+                raise StorageError("the registry timed out during its response", hint="try again later")
     return bytes(found)
 
 

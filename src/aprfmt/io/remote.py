@@ -167,7 +167,7 @@ def prefetch_headers(files: Sequence[RemoteFile], store: Store) -> None:
 
 
 def remove_old(folder: Path, before: float) -> None:
-    """Removes what abandoned runs have left in the stores below `folder`, by ctime."""
+    """Removes the chunks that abandoned runs left below `folder`, if not modified since `before` (Unix time)."""
     for path in folder.glob("models--*/chunks/*"):
         with suppress(OSError):
             if is_kept_file(path) and path.lstat().st_mtime < before:

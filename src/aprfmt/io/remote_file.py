@@ -84,14 +84,10 @@ class Traffic:
         skipped: dict[str, object] = {"skipped_files": self.skipped} if self.skipped else {}
         skipped |= {"files_without_digest": len(self.unstated)} if self.unstated else {}
         return {
-            "sources": self.origins,
-            "requests": self.requests,
-            "fetched_bytes": self.n_bytes,
-            "reused_bytes": self.reused_bytes,
-            "verified_files": len(self.verified),
-            "unverified_files": len(self.unverified),
-            **skipped,
-        }
+            "sources": self.origins, "requests": self.requests, "fetched_bytes": self.n_bytes,
+            "reused_bytes": self.reused_bytes, "verified_files": len(self.verified),
+            "unverified_files": len(self.unverified), **skipped,
+        }  # fmt: skip
 
     def sentence(self) -> str:
         """The summary as a sentence."""
@@ -103,7 +99,7 @@ class Traffic:
         what = f"{format_bytes(self.n_bytes)} in {plural(self.requests, 'request')}{reused}{verified}{unverified}"
         skipped = f"; skipped {first_few(self.skipped)}" if self.skipped else ""
         if self.unstated:
-            skipped += "; the server states no digest, so the bytes are not verified (apr validate --sha256)"
+            skipped += "; the server provides no digest, so the bytes are not verified (apr validate --sha256)"
         return f"fetched {what}: {', '.join(self.origins)}{skipped}"
 
 

@@ -356,10 +356,10 @@ def _mode(path: PathLike, follow: bool = True) -> int | None:
     except ValueError:  # a zero byte in the name
         return None
     except OSError as error:
-        told = storage_error(error, path)
-        if isinstance(told, FileNotFoundError):
+        failure = storage_error(error, path)
+        if isinstance(failure, FileNotFoundError):
             return None
-        raise told from error
+        raise failure from error
 
 
 def padding(n_bytes: int, alignment: int) -> int:

@@ -91,14 +91,9 @@ class LlamaBatch(Structure):
     """llama_batch: without positions and sequences, the tokens follow those of sequence 0."""
 
     _fields_ = (
-        ("n_tokens", c_int32),
-        ("token", POINTER(Token)),
-        ("embd", POINTER(c_float)),
-        ("pos", POINTER(c_int32)),
-        ("n_seq_id", POINTER(c_int32)),
-        ("seq_id", POINTER(POINTER(c_int32))),
-        ("logits", POINTER(c_int8)),
-    )
+        ("n_tokens", c_int32), ("token", POINTER(Token)), ("embd", POINTER(c_float)), ("pos", POINTER(c_int32)),
+        ("n_seq_id", POINTER(c_int32)), ("seq_id", POINTER(POINTER(c_int32))), ("logits", POINTER(c_int8)),
+    )  # fmt: skip
 
 
 class InputText(Structure):
@@ -182,22 +177,11 @@ _FUNCTIONS: dict[str, _Signature] = {
 
 
 _MEDIA_FIELDS: list[_Field] = [
-    ("use_gpu", c_bool),
-    ("device", Pointer),
-    ("print_timings", c_bool),
-    ("n_threads", c_int32),
-    ("image_marker", Pointer),
-    ("media_marker", c_char_p),
-    ("flash_attn_type", c_int32),
-    ("warmup", c_bool),
-    ("image_min_tokens", c_int32),
-    ("image_max_tokens", c_int32),
-    ("cb_eval", Pointer),
-    ("cb_eval_user_data", Pointer),
-    ("batch_max_tokens", c_int32),
-    ("progress_callback", Pointer),
-    ("progress_callback_user_data", Pointer),
-]
+    ("use_gpu", c_bool), ("device", Pointer), ("print_timings", c_bool), ("n_threads", c_int32),
+    ("image_marker", Pointer), ("media_marker", c_char_p), ("flash_attn_type", c_int32), ("warmup", c_bool),
+    ("image_min_tokens", c_int32), ("image_max_tokens", c_int32), ("cb_eval", Pointer), ("cb_eval_user_data", Pointer),
+    ("batch_max_tokens", c_int32), ("progress_callback", Pointer), ("progress_callback_user_data", Pointer),
+]  # fmt: skip
 _POSITION = POINTER(c_int32)
 
 _MEDIA_FUNCTIONS: dict[str, _Signature] = {

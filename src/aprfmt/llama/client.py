@@ -172,19 +172,10 @@ class Llama:
                 raise UsageError(f"{what} must be a number from 0 to {most}, not {value!r:.40}")
         self._name = os.fspath(name if name is not None else path)
         self._request = LoadRequest(
-            os.path.abspath(path),
-            n_ctx,
-            pooling,
-            extra_buffers=True,
-            n_threads=n_threads,
-            gpu_layers=gpu_layers,
-            adapters=[(os.path.abspath(path), scale) for path, scale in adapters],
-            importance=importance,
-            tower=os.path.abspath(tower) if tower is not None else None,
-            watched=watched,
-            exact=exact,
-            n_seq=n_seq,
-        )
+            os.path.abspath(path), n_ctx, pooling, extra_buffers=True, n_threads=n_threads, gpu_layers=gpu_layers,
+            adapters=[(os.path.abspath(path), scale) for path, scale in adapters], importance=importance,
+            tower=os.path.abspath(tower) if tower is not None else None, watched=watched, exact=exact, n_seq=n_seq,
+        )  # fmt: skip
         self._entries = in_use([self._request.path, *(path for path, _ in self._request.adapters), tower or path])
         self._engines = engines
         self._seconds = time_limit(n_bytes or os.path.getsize(path))
@@ -239,8 +230,7 @@ class Llama:
             reuse: keep the common prefix that the context already has.
             parse_special: whether names of special tokens in a text are parsed as those.
             media: image and audio files; engine.MEDIA_MARKER in the prompt, a text that gets no further tokens then,
-                marks where
-                each belongs.
+                marks where each belongs.
             on_text: called with each piece of text as it is generated.
         """
 
@@ -249,16 +239,11 @@ class Llama:
                 on_text(str(part["text"]))
 
         answer = self._ask(
-            "generate",
-            on_part=None if on_text is None else give,
-            prompt=prompt if isinstance(prompt, str) else [*prompt],
-            n_tokens=n_tokens,
-            sampling=asdict(sampling) if sampling is not None else None,
-            stop=[*stop],
-            reuse=reuse,
-            parse_special=parse_special,
-            media=[os.path.abspath(path) for path in media],
-        )
+            "generate", on_part=None if on_text is None else give,
+            prompt=prompt if isinstance(prompt, str) else [*prompt], n_tokens=n_tokens,
+            sampling=asdict(sampling) if sampling is not None else None, stop=[*stop], reuse=reuse,
+            parse_special=parse_special, media=[os.path.abspath(path) for path in media],
+        )  # fmt: skip
         return Generated(**answer)
 
     def interrupt(self) -> None:
@@ -535,7 +520,7 @@ def verify_gguf(path: PathLike, embedding_rows: int | None, name: PathLike | Non
             vector = llama.embed(PROMPT)
             norm = math.hypot(*vector)
             if not norm:
-                raise RunError("the model computes an embedding of zeros", path=name or path)
+                raise RunError("the model returns an embedding of all zeros", path=name or path)
             found |= {"embedding_size": len(vector), "embedding_norm": norm}
         found["engine"] = llama.engine  # a worker that crashed was replaced meanwhile
         return found

@@ -31,19 +31,10 @@ class GgmlTensor(Structure):
 
 
 GgmlTensor._fields_ = [
-    ("type", c_int32),
-    ("buffer", c_void_p),
-    ("ne", c_int64 * _DIMS),
-    ("nb", c_size_t * _DIMS),
-    ("op", c_int32),
-    ("op_params", c_int32 * 16),
-    ("flags", c_int32),
-    ("src", POINTER(GgmlTensor) * _SOURCES),
-    ("view_src", c_void_p),
-    ("view_offs", c_size_t),
-    ("data", c_void_p),
-    ("name", c_char * 64),
-]
+    ("type", c_int32), ("buffer", c_void_p), ("ne", c_int64 * _DIMS), ("nb", c_size_t * _DIMS), ("op", c_int32),
+    ("op_params", c_int32 * 16), ("flags", c_int32), ("src", POINTER(GgmlTensor) * _SOURCES), ("view_src", c_void_p),
+    ("view_offs", c_size_t), ("data", c_void_p), ("name", c_char * 64),
+]  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -165,7 +156,7 @@ class Collector:
         order = np.argsort(ids, axis=None, kind="stable")
         experts, starts = np.unique(ids.reshape(-1)[order], return_index=True)
         if experts.size and not 0 <= experts[0] <= experts[-1] < n_experts:
-            raise EngineError(f"a token is routed to expert {experts[-1]} of {n_experts} ({name})")
+            raise EngineError(f"a token is routed to expert {experts[-1]}, but the layer has {n_experts} ({name})")
         tokens, slots = np.divmod(order, ids.shape[1])
         for expert, start, end in zip(experts, starts, [*starts[1:], order.size], strict=True):
             some = values[tokens[start:end], slots[start:end]]

@@ -128,17 +128,12 @@ class Session:
     def facts(self) -> JsonObject:
         """The properties of a loaded model: see client.LoadedModel."""
         return {
-            "n_vocab": self.n_vocab,
-            "n_ctx": self._c.n_ctx(self._context),
-            "n_ctx_train": self._c.model_n_ctx_train(self._model),
-            "n_threads": self._threads,
-            "load_seconds": self._seconds,
-            "weight_bytes": self._c.model_size(self._model),
-            "bos": self._c.vocab_bos(self._vocab),
-            "eos": self._c.vocab_eos(self._vocab),
-            "has_encoder": self._c.model_has_encoder(self._model),
-            "adds_bos": self._c.vocab_get_add_bos(self._vocab),
-        }
+            "n_vocab": self.n_vocab, "n_ctx": self._c.n_ctx(self._context),
+            "n_ctx_train": self._c.model_n_ctx_train(self._model), "n_threads": self._threads,
+            "load_seconds": self._seconds, "weight_bytes": self._c.model_size(self._model),
+            "bos": self._c.vocab_bos(self._vocab), "eos": self._c.vocab_eos(self._vocab),
+            "has_encoder": self._c.model_has_encoder(self._model), "adds_bos": self._c.vocab_get_add_bos(self._vocab),
+        }  # fmt: skip
 
     def system(self) -> str:
         """llama.cpp's list of the processor features it was built for."""
@@ -165,12 +160,12 @@ class Session:
 
     def chat(self, name: str, messages: Sequence[dict[str, str]]) -> str:
         """Renders a conversation with one of llama.cpp's own templates, including the start of an answer."""
-        said = [ChatMessage(message["role"].encode(), message["content"].encode()) for message in messages]
-        given = (ChatMessage * len(said))(*said)
-        size = 2 * sum(len(m.role) + len(m.content) for m in said) + _LONGEST_PIECE
+        entries = [ChatMessage(message["role"].encode(), message["content"].encode()) for message in messages]
+        given = (ChatMessage * len(entries))(*entries)
+        size = 2 * sum(len(m.role) + len(m.content) for m in entries) + _LONGEST_PIECE
         while True:
             buffer = ctypes.create_string_buffer(size)
-            n = self._c.chat_apply_template(name.encode(), given, len(said), True, buffer, size)
+            n = self._c.chat_apply_template(name.encode(), given, len(entries), True, buffer, size)
             if n < 0:
                 raise EngineError(f"llama.cpp has no chat template {name!r}")
             if n <= size:
@@ -316,13 +311,9 @@ class Session:
             yield {"text": rest}
         last = time.perf_counter()
         return {
-            "ids": made,
-            "text": words.text,
-            "ended": ended,
-            "prompt_tokens": n_prompt,
-            "prompt_seconds": first - started,
-            "seconds": last - first,
-        }
+            "ids": made, "text": words.text, "ended": ended, "prompt_tokens": n_prompt,
+            "prompt_seconds": first - started, "seconds": last - first,
+        }  # fmt: skip
 
     def _sampler(self, sampling: Sampling) -> Handle:
         chain = self._c.sampler_chain()

@@ -26,18 +26,10 @@ if TYPE_CHECKING:
 CALLS = (
     *("facts", "system", "tokenize", "detokenize", "generate", "embed", "vectors", "logits", "last_logits"),
     *(
-        "measure",
-        "collect",
-        "save_collected",
-        "load_collected",
-        "pair",
-        "chat",
-        "effects",
-        "states",
-        "reorder",
+        "measure", "collect", "save_collected", "load_collected", "pair", "chat", "effects", "states", "reorder",
         "replace",
     ),
-)
+)  # fmt: skip
 """Methods of a Session that can be asked for, with their arguments by name."""
 
 STOP = "stop"

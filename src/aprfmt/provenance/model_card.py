@@ -31,14 +31,10 @@ MAX_ENTRIES = 4096
 
 # Typed field or name in `general` -> card keys in the order in which llama.cpp reads them.
 _CARD_INFO = {
-    "name": ("name", "model_name"),
-    "author": ("author", "model_author", "model_creator"),
-    "version": ("version", "model_version"),
-    "description": ("description", "model_description"),
-    "source": ("url", "model_url"),
-    "data_source": ("data_source",),
-    "data_license": ("data_license",),
-}
+    "name": ("name", "model_name"), "author": ("author", "model_author", "model_creator"),
+    "version": ("version", "model_version"), "description": ("description", "model_description"),
+    "source": ("url", "model_url"), "data_source": ("data_source",), "data_license": ("data_license",),
+}  # fmt: skip
 _CARD_GENERAL = {
     "license.name": ("license_name",),
     "license.link": ("license_link",),
@@ -350,15 +346,10 @@ def to_card(
     bases = _ids(general, "base_models")
     sets = _dataset_ids(info, general)
     front: dict[str, object] = {
-        "license": info.get("license"),
-        "license_name": general.get("license.name"),
-        "license_link": general.get("license.link"),
-        "language": general.get("languages"),
-        "base_model": bases[0] if len(bases) == 1 else bases,
-        "datasets": sets,
-        "pipeline_tag": task,
-        "tags": tags,
-    }
+        "license": info.get("license"), "license_name": general.get("license.name"),
+        "license_link": general.get("license.link"), "language": general.get("languages"),
+        "base_model": bases[0] if len(bases) == 1 else bases, "datasets": sets, "pipeline_tag": task, "tags": tags,
+    }  # fmt: skip
     if info.get("data_source") != ",".join(sets):
         front["data_source"] = info.get("data_source")
     front |= {

@@ -134,7 +134,7 @@ def push_oci(
     if layout not in LAYOUTS:
         raise UsageError(f"unknown layout {layout!r}", hint=f"one of: {', '.join(LAYOUTS)}")
     if where.reference.startswith("sha256:"):
-        raise UsageError("the address of an upload needs a tag, not a digest", hint="write NAME:TAG")
+        raise UsageError("an upload needs an address with a tag, not a digest", hint="write NAME:TAG")
     paths, refused = publishable(source, follow_links=follow_links)
     if license is not None:
         provenance.from_flags({"license": license})

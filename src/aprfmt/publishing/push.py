@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt import formats
 from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, RefusedError, StorageError, UsageError
@@ -26,6 +26,9 @@ from aprfmt.publishing.survey import identity_of, publishable, survey
 from aprfmt.publishing.transfer import TransferReport
 from aprfmt.text import first_few, plural
 from aprfmt.types import PathLike
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,19 +147,11 @@ def push(
     text = renewed(old, models, sums, info, general, there.names)
     files = [PushedFile(name, before[name].size, sums.get(name)) for name in paths]
     report = PushReport(
-        source=os.fspath(source),
-        repo=wanted.repo,
-        revision=wanted.revision,
-        created=not there.exists and unknown is None,
-        private=private,
-        license=known,
-        card="made" if old is None else "unchanged" if text == there.card else "renewed",
-        files=files,
-        models=models,
-        card_text=text.decode(),
-        plan=plan,
-        warnings=warnings,
-    )
+        source=os.fspath(source), repo=wanted.repo, revision=wanted.revision,
+        created=not there.exists and unknown is None, private=private, license=known,
+        card="made" if old is None else "unchanged" if text == there.card else "renewed", files=files, models=models,
+        card_text=text.decode(), plan=plan, warnings=warnings,
+    )  # fmt: skip
     if not plan:
         if not follow_links and is_folder(source):
             check_links(source, paths.values())  # again: a link may have come since
@@ -178,7 +173,7 @@ def _target(repo: str, revision: str) -> HubPath:
     return found if revision == "main" else parse(f"hf://{found.repo}@{revision}")
 
 
-def _api(*, offline: bool) -> Any:
+def _api(*, offline: bool) -> HfApi:
     try:
         from huggingface_hub import HfApi
     except ImportError as error:
@@ -207,7 +202,7 @@ class _Repository:
     card: bytes | None = None
 
     @classmethod
-    def look_for_plan(cls, api: Any, wanted: HubPath) -> tuple[_Repository, str | None]:
+    def look_for_plan(cls, api: HfApi, wanted: HubPath) -> tuple[_Repository, str | None]:
         """The same without a network: then nothing is known of the repository, which the sentence says."""
         if _is_offline():
             return cls(exists=False), "HF_HUB_OFFLINE is set: the plan does not know what the repository contains"
@@ -217,7 +212,7 @@ class _Repository:
             return cls(exists=False), f"the plan does not know what the repository contains: {error.message}"
 
     @classmethod
-    def look(cls, api: Any, wanted: HubPath) -> _Repository:
+    def look(cls, api: HfApi, wanted: HubPath) -> _Repository:
         """Asks the hub."""
         try:
             info = look_up(wanted)
@@ -269,7 +264,7 @@ def _message(source: PathLike, models: Sequence[ModelRow]) -> str:
 
 
 def _commit(
-    api: Any,
+    api: HfApi,
     wanted: HubPath,
     there: _Repository,
     paths: dict[str, Path],

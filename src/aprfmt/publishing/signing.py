@@ -43,16 +43,10 @@ class SignatureReport:
         """The object of the command line."""
         found = self.signature
         return {
-            "file": self.file,
-            "signature": found.path,
-            "covers": found.root,
-            "method": found.method,
-            "signer": found.signer,
-            "verified": found.verified,
-            "file_count": self.n_files,
-            "size_bytes": self.n_bytes,
+            "file": self.file, "signature": found.path, "covers": found.root, "method": found.method,
+            "signer": found.signer, "verified": found.verified, "file_count": self.n_files, "size_bytes": self.n_bytes,
             "seconds": round(self.seconds, 3),
-        }
+        }  # fmt: skip
 
     @property
     def covers(self) -> str:

@@ -92,7 +92,9 @@ def survey(source: str, paths: dict[str, Path]) -> tuple[list[ModelRow], dict[st
         except AprError as error:
             warnings.append(f"{name} is uploaded, but cannot be read as a model: {error.message}")
     if not rows:
-        raise RefusedError("no file in it can be read as a model", path=source, hint=warnings[0] if warnings else None)
+        raise RefusedError(
+            "no file of the folder can be read as a model", path=source, hint=warnings[0] if warnings else None
+        )
     return rows, info, general, warnings
 
 

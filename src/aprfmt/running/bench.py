@@ -182,17 +182,12 @@ def _model(
     first: BenchedModel | None,
 ) -> BenchedModel:
     return BenchedModel(
-        file,
-        llama.engine,
-        llama.facts.n_threads,
-        llama.facts.load_seconds,
-        llama.facts.weight_bytes,
-        llama.context_bytes(),
-        int(max(taken["peak_bytes"] for taken in samples)),
+        file, llama.engine, llama.facts.n_threads, llama.facts.load_seconds, llama.facts.weight_bytes,
+        llama.context_bytes(), int(max(taken["peak_bytes"] for taken in samples)),
         _samples([prompt_tokens / taken["prompt_seconds"] for taken in samples], first.prompt_tok_s if first else None),
         _samples([tokens / taken["seconds"] for taken in samples], first.tok_s if first else None),
         _samples([1000 * taken["first_seconds"] for taken in samples], first.ttft_ms if first else None),
-    )
+    )  # fmt: skip
 
 
 def _samples(values: list[float], first: Samples | None) -> Samples:

@@ -173,10 +173,10 @@ def _make_inside(
         raise UsageError("in_place stores the golden outputs in the .apr itself: leave out the output file")
     with formats.open(name) as model:
         if model.format != "apr-v2":
-            hint = "leave out --in-place: they are stored beside it"
+            hint = "leave out --in-place: they are then stored in a file next to the model"
             raise UnsupportedError(f"golden outputs cannot be stored in {model.label}", path=name, hint=hint)
         if CANARY_KEY in model.metadata and not force:
-            raise ExistsError("the model has golden outputs", path=name, hint="replace them with --force")
+            raise ExistsError("the model already has golden outputs", path=name, hint="replace them with --force")
     canary = _compute(name, prompts, log)
     store_record(name, CANARY_KEY, canary.to_json())
     return canary
@@ -214,7 +214,7 @@ def _parse(name: str, read: Callable[[], object]) -> Canary:
     try:
         value = mapping_of(read())
         if value["schema"] != SCHEMA:
-            raise CorruptError("not a canary of this version")
+            raise CorruptError("not a canary that this version can read")
         prompts = [_prompt(row) for row in list_of(value["prompts"])]
         if not prompts:
             raise ValueError
@@ -382,7 +382,9 @@ def compare(golden: Canary, found: Canary, file: str, canary: str, *, exact: boo
             f"beyond {report.band:g} for {bits:.3g} bits per weight"
         )
     elif exact and report.first_change is not None:
-        report.findings.append(f"{layer_name(report.first_change)} is the first whose states are not the same bits")
+        report.findings.append(
+            f"{layer_name(report.first_change)} is the first layer whose states are not bit-identical"
+        )
     elif report.kl > report.band:
         report.findings.append(f"the output differs: KL {report.kl:.2g} nats, with all layers within {report.band:g}")
     report.passed = not report.findings
@@ -392,11 +394,12 @@ def compare(golden: Canary, found: Canary, file: str, canary: str, *, exact: boo
 def _other_text(golden: Canary, found: Canary) -> Iterator[str]:
     for p, q in zip(golden.prompts, found.prompts, strict=True):
         if p.ids != q.ids:
-            yield f"another tokenizer: {p.text[:40]!r} is {len(q.ids)} tokens {q.ids[:6]}, not {len(p.ids)} {p.ids[:6]}"
+            counts = f"{len(q.ids)} tokens {q.ids[:6]}, not {len(p.ids)} {p.ids[:6]}"
+            yield f"the tokenizer differs: {p.text[:40]!r} is {counts}"
             break
     if golden.template != found.template:
         yield (
-            "another chat template"
+            "the chat template differs"
             if golden.template and found.template
             else ("the chat template is missing" if golden.template else "a chat template was added")
         )
@@ -413,7 +416,7 @@ def _compare_layers(report: CanaryReport, golden: Canary, found: Canary) -> None
         for layer in sorted(map(int, p.layers)):
             a, b = (np.asarray(side.layers[str(layer)]["probes"], np.float64) for side in (p, q))
             if a.shape != b.shape:
-                report.findings.append(f"{layer_name(layer)} has states of another shape")
+                report.findings.append(f"{layer_name(layer)} has hidden states of a different shape")
                 return
             size = float(np.linalg.norm(a))
             error = float(np.linalg.norm(a - b)) / size if size else math.inf

@@ -61,16 +61,16 @@ def chat_template(x: ModelUnderTest) -> GateFinding:
     best = min(others, key=lambda name: sum(others[name]), default=None)
     worse = sum(own) - sum(others[best]) if best is not None else 0.0
     than_plain = own.answer - plain.answer
-    said = (
+    evidence = (
         f"loss with the template: answer {own.answer:.1f} nats, end token {own.end:.1f}; "
         f"answer without: {plain.answer:.1f}"
     )
     if best is not None:
-        said += f"; {sum(others[best]):.1f} in total with the {best} format"
+        evidence += f"; {sum(others[best]):.1f} in total with the {best} format"
     if worse > BETTER:
-        text = f"the model expects the {best} format: {said}"
+        text = f"the model expects the {best} format: {evidence}"
         return GateFinding(False, text, worse, BETTER, "chat-template")
-    return GateFinding(than_plain <= BETTER, said, value=max(worse, than_plain), threshold=BETTER)
+    return GateFinding(than_plain <= BETTER, evidence, value=max(worse, than_plain), threshold=BETTER)
 
 
 def _rendered(x: ModelUnderTest, template: str) -> str:

@@ -60,14 +60,9 @@ class Conversation:
             if dropped and on_drop is not None:
                 on_drop(dropped)
             found = self.runner.answer(
-                prompt,
-                max_tokens=self.max_tokens,
-                sampling=self.sampling,
-                stop=self.stop,
-                media=[path for paths in self._media for path in paths],
-                reuse=True,
-                on_text=on_text,
-            )
+                prompt, max_tokens=self.max_tokens, sampling=self.sampling, stop=self.stop,
+                media=[path for paths in self._media for path in paths], reuse=True, on_text=on_text,
+            )  # fmt: skip
         except BaseException:
             del self.turns[max(before, 0) :], self._media[max(before, 0) :]
             raise

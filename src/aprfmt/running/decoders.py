@@ -36,14 +36,9 @@ def open_decoder(
             "the model is an encoder: it does not predict a next token", path=file, hint="apr run FILE --embed TEXT"
         )
     llama = Llama(
-        prepared.path,
-        n_ctx=n_ctx,
-        name=file,
-        n_bytes=n_bytes,
-        n_threads=n_threads,
-        gpu_layers=gpu_layers,
+        prepared.path, n_ctx=n_ctx, name=file, n_bytes=n_bytes, n_threads=n_threads, gpu_layers=gpu_layers,
         watched=watched,
-    )
+    )  # fmt: skip
     if llama.facts.has_encoder:
         llama.close()
         raise UnsupportedError(

@@ -339,21 +339,12 @@ def summarize(columns: Sequence[Floats], **facts: Any) -> Divergence:
     change = np.exp(-loss) - np.exp(-other)
     ce, reference_ce = float(loss.mean()), float(other.mean())
     return Divergence(
-        **facts,
-        tokens=len(kl),
-        ce=ce,
-        perplexity=float(np.exp(ce)),
-        reference_ce=reference_ce,
-        reference_perplexity=float(np.exp(reference_ce)),
-        kl=float(kl.mean()),
-        kl_error=float(kl.std() / max(1, len(kl) - 1) ** 0.5),
-        kl_quantiles=_quantiles(kl),
-        kl_histogram=histogram(kl),
-        agreement=float(same.mean()),
-        mean_dp=float(change.mean()),
-        rms_dp=float(np.sqrt((change**2).mean())),
+        **facts, tokens=len(kl), ce=ce, perplexity=float(np.exp(ce)), reference_ce=reference_ce,
+        reference_perplexity=float(np.exp(reference_ce)), kl=float(kl.mean()),
+        kl_error=float(kl.std() / max(1, len(kl) - 1) ** 0.5), kl_quantiles=_quantiles(kl), kl_histogram=histogram(kl),
+        agreement=float(same.mean()), mean_dp=float(change.mean()), rms_dp=float(np.sqrt((change**2).mean())),
         dp_quantiles=_quantiles(change),
-    )
+    )  # fmt: skip
 
 
 def _quantiles(values: Floats) -> dict[str, float]:

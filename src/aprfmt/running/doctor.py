@@ -112,7 +112,9 @@ def _packages() -> Iterator[DoctorFinding]:
     try:
         found = _compare(_required())
     except PackageNotFoundError:
-        yield DoctorFinding("packages", "warn", "aprfmt runs from a folder that is not installed", "pip install .")
+        yield DoctorFinding(
+            "packages", "warn", "aprfmt runs from a source folder and is not installed", "pip install ."
+        )
         return
     if found.wrong:
         yield DoctorFinding("packages", "fail", "; ".join(found.wrong), _install(found.mend))
@@ -318,14 +320,5 @@ def _size_of(folder: Path) -> tuple[int, int]:
 
 
 _CHECKS: tuple[Callable[[], Iterator[DoctorFinding]], ...] = (
-    _python,
-    _packages,
-    _extras,
-    _pins,
-    _quantizers,
-    _llama,
-    _machine,
-    _gpu,
-    _features,
-    _disks,
-)
+    _python, _packages, _extras, _pins, _quantizers, _llama, _machine, _gpu, _features, _disks,
+)  # fmt: skip

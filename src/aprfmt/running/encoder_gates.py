@@ -90,7 +90,7 @@ def repeatable(x: ModelUnderTest) -> GateFinding:
     x.vector(PROMPTS[1])
     error = distance(x.vector(PROMPTS[0], again=True), x.vector(PROMPTS[0]))
     return GateFinding(
-        error <= REPEATED, f"repeating a text changes it by {error:.2g}", value=error, threshold=REPEATED
+        error <= REPEATED, f"embedding a text twice changes it by {error:.2g}", value=error, threshold=REPEATED
     )
 
 
@@ -105,7 +105,7 @@ def batch(x: ModelUnderTest) -> GateFinding:
 def similar(x: ModelUnderTest) -> GateFinding:
     """Paraphrases are closer than unrelated sentences, on average."""
     if x.pooling is None or x.pooling == "none":
-        raise SkippedError("the model was not made for sentence embeddings", required=False)
+        raise SkippedError("the model is not a sentence-embedding model", required=False)
     other = x.vector(UNRELATED)
     alike = sum(cosine(x.vector(a), x.vector(b)) for a, b in PAIRS) / len(PAIRS)
     unlike = sum(cosine(x.vector(a), other) for a, _ in PAIRS) / len(PAIRS)

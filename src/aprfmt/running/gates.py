@@ -60,11 +60,11 @@ class Gate:
 # --- the file ---
 
 
-def _of_checks(checks: Sequence[Check], said: str) -> GateFinding:
+def _of_checks(checks: Sequence[Check], summary: str) -> GateFinding:
     failed = [check for check in checks if check.status == "fail"]
     disease = next((_CAUSES[check.id] for check in failed if check.id in _CAUSES), None)
     text = first_few(f"{check.message}{f' ({check.tensor})' if check.tensor else ''}" for check in failed)
-    return GateFinding(not failed, text or said, value=len(failed), threshold=0, disease=disease)
+    return GateFinding(not failed, text or summary, value=len(failed), threshold=0, disease=disease)
 
 
 _CAUSES = {"values.finite": "nan", "values.zero": "zeros"}
@@ -452,7 +452,7 @@ GATES = (
     Gate("kl", "against the original: KL divergence", _kl, _SOUND, FINER),
     Gate("agreement", "against the original: top-1 agreement", _agreement, _SOUND, FINER),
     Gate("ratio", "against the original: perplexity", _ratio, _SOUND, FINER),
-    Gate("canary", "computes its golden outputs (apr canary), where it has some", _canary, ("loads",)),
+    Gate("canary", "reproduces its golden outputs (apr canary), if it has any", _canary, ("loads",)),
     Gate("pooling", "the pooling type is set", pooling, ("loads",), kinds=_VECTORS),
     Gate(
         "special-tokens",

@@ -148,7 +148,7 @@ def sampling_of(**values: float) -> Sampling:
         named = [name for name in settings if values[name] != getattr(usual, name)]
         if named:
             raise UsageError(
-                f"{named[0]} has no effect without a temperature: decoding is greedy", hint="add --temperature 0.8"
+                f"{named[0]} has no effect at temperature 0: decoding is greedy", hint="add --temperature 0.8"
             )
     return Sampling(**values)  # type: ignore[arg-type]  # checked above
 
@@ -190,7 +190,7 @@ class Runner:
             raise RefusedError(
                 "the model is a diffusion language model and does not generate token by token",
                 path=self.path,
-                hint=f"llama-diffusion-cli -m {self._prepared.path} of llama.cpp runs it",
+                hint=f"run it with llama.cpp: llama-diffusion-cli -m {self._prepared.path}",
             )
         if pooling_of(metadata)[1]:
             raise RefusedError(
@@ -205,15 +205,10 @@ class Runner:
         if not loading.raw and (loading.template is not None or "{" in str(metadata.get(_TEMPLATE))):
             chat.start()  # it is ready when llama.cpp has loaded the model
         self.llama = Llama(
-            self._prepared.path,
-            n_ctx=context_of(metadata, loading.ctx),
-            name=self.path,
-            n_bytes=self._prepared.n_bytes,
-            adapters=adapters,
-            n_threads=loading.threads,
-            gpu_layers=loading.gpu_layers,
+            self._prepared.path, n_ctx=context_of(metadata, loading.ctx), name=self.path,
+            n_bytes=self._prepared.n_bytes, adapters=adapters, n_threads=loading.threads, gpu_layers=loading.gpu_layers,
             tower=tower.path if tower is not None else None,
-        )
+        )  # fmt: skip
         try:
             self.template = self._template(loading.template)
         except BaseException:
@@ -329,18 +324,11 @@ class Runner:
             prompt, max_tokens, sampling=sampling, stop=stop, media=media, reuse=reuse, on_text=on_text
         )
         return RunResult(
-            model=self.path,
-            engine=self.llama.engine,
-            text=made.text,
-            tokens=made.ids,
-            ended=made.ended,
-            prompt=text,
-            prompt_tokens=made.prompt_tokens,
-            load_seconds=self.llama.facts.load_seconds,
-            prompt_seconds=made.prompt_seconds,
-            seconds=made.seconds,
+            model=self.path, engine=self.llama.engine, text=made.text, tokens=made.ids, ended=made.ended, prompt=text,
+            prompt_tokens=made.prompt_tokens, load_seconds=self.llama.facts.load_seconds,
+            prompt_seconds=made.prompt_seconds, seconds=made.seconds,
             exported=self._prepared.path if self._prepared.report is not None else None,
-        )
+        )  # fmt: skip
 
     def __enter__(self) -> Runner:
         return self

@@ -217,8 +217,8 @@ def remarks(sums: ImatrixSums, target: str) -> list[str]:
         n = sum(int((sums.entries[name].counts == 0).sum()) for name in names)
         first = int((sums.entries[names[0]].counts == 0).argmax())
         warnings.append(
-            f"no token reached {plural(n, 'expert weight')}, such as number {first} of {names[0]}: "
-            "quantization weighs all their columns equally; use more, or more varied, text"
+            f"no token reached {plural(n, 'expert weight')}, such as expert {first} of {names[0]}: quantization "
+            f"will weigh their columns equally; use more text, or more varied text"
         )
     if sums.chunks and sums.chunks * sums.chunk_size < _FEW_TOKENS:
         warnings.append(

@@ -107,7 +107,7 @@ def _bars(models: Sequence[BenchedModel]) -> Iterator[str]:
     for title, unit, of in _MEASURED:
         found = [of(model) for model in models]
         words = [f"{s.median:,.1f}" + (f" ({s.ratio:.2f}x)" if len(models) > 1 else "") for s in found]
-        rows = [Bar(name, s.median, s.min, s.max, said) for name, s, said in zip(names, found, words, strict=True)]
+        rows = [Bar(name, s.median, s.min, s.max, label) for name, s, label in zip(names, found, words, strict=True)]
         yield bars(title, rows, unit)
     memory = [model.memory_bytes for model in models]
     if all(memory):

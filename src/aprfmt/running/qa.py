@@ -109,15 +109,9 @@ def examine(
             on_gate(results[gate.id])
         loaded = results["loads"].status == "pass"
         return QaReport(
-            file,
-            against,
-            all(map(_is_fine, results.values())),
-            x.llama.engine if loaded else None,
-            x.n_params,
-            x.bits_per_weight,
-            [*results.values()],
-            time.monotonic() - started,
-        )
+            file, against, all(map(_is_fine, results.values())), x.llama.engine if loaded else None, x.n_params,
+            x.bits_per_weight, [*results.values()], time.monotonic() - started,
+        )  # fmt: skip
 
 
 def _is_fine(gate: GateResult) -> bool:
@@ -143,17 +137,9 @@ def _look(gate: Gate, x: ModelUnderTest, before: dict[str, GateResult], allow_sk
         except RunError as error:  # llama.cpp failed where the gate did not expect it
             finding, status = GateFinding(False, error.message), "fail"
     return GateResult(
-        gate.id,
-        status,
-        required,
-        gate.shows,
-        finding.message,
-        finding.value,
-        finding.threshold,
-        time.monotonic() - started,
-        finding.disease,
-        _hint(gate, finding, x) if status == "fail" else None,
-    )
+        gate.id, status, required, gate.shows, finding.message, finding.value, finding.threshold,
+        time.monotonic() - started, finding.disease, _hint(gate, finding, x) if status == "fail" else None,
+    )  # fmt: skip
 
 
 def _hint(gate: Gate, finding: GateFinding, x: ModelUnderTest) -> str:

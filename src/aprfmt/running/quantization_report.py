@@ -88,14 +88,10 @@ def report_on(
         for tensor in chooser.tensors
     ]
     return QuantizationReport(
-        report=report,
-        file=FrontPoint(report.output_bytes, chooser.predicted(chosen)),
-        tensors=tensors,
-        groups=chooser.groups(chosen),
-        front=[*front(chooser)],
-        presets=[*presets(chooser, plan)],
+        report=report, file=FrontPoint(report.output_bytes, chooser.predicted(chosen)), tensors=tensors,
+        groups=chooser.groups(chosen), front=[*front(chooser)], presets=[*presets(chooser, plan)],
         is_measured=is_measured,
-    )
+    )  # fmt: skip
 
 
 def front(chooser: TypeChooser, n: int = _POINTS) -> Iterator[FrontPoint]:

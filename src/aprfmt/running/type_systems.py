@@ -109,11 +109,7 @@ def _mlx_error(sample: RowSample, word: str, source: str) -> float:
 _MIXES = ("mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6")
 
 MLX_TYPES = TypeSystem(
-    planned={"bits": 4},
-    candidates=_mlx_candidates,
-    n_bytes=_mlx_bytes,
-    error=_mlx_error,
-    preset=lambda chosen: "mlx",
+    planned={"bits": 4}, candidates=_mlx_candidates, n_bytes=_mlx_bytes, error=_mlx_error, preset=lambda chosen: "mlx",
     options=lambda preset, words: {"bits": 4, "tensor_type": [*words]},
     presets={f"{bits} bits": {"bits": bits} for bits in affine.BITS} | {name: {"recipe": name} for name in _MIXES},
-)
+)  # fmt: skip

@@ -129,7 +129,7 @@ def tokenize(
         raise ExistsError("the folder contains files that are not token shards", path=folder)
     if len(paths) == 1 and (paths[0] / HEADER).is_file():
         raise UsageError(
-            "these are token shards already", path=paths[0], hint="leave out -o, or pass the original text"
+            "the data is already token shards", path=paths[0], hint="leave out -o, or pass the original text"
         )
     old = read_header(folder)
     try:
@@ -229,16 +229,11 @@ def _write(plan: _CorpusPlan, folder: Path, keys: tuple[str, str], held_out: flo
                     ),
                 )
         header: TokenShardHeader = {
-            "format": FORMAT,
-            "key": keys[found.is_chat],
-            "tokenizer": plan.encoder.digest,
-            "separator": plan.encoder.separator,
-            "held_out_share": held_out,
-            "held_out_below": found.threshold,
-            "parts": parts,
-            "documents": {"read": found.read, "empty": found.empty, "duplicate": found.duplicate},
+            "format": FORMAT, "key": keys[found.is_chat], "tokenizer": plan.encoder.digest,
+            "separator": plan.encoder.separator, "held_out_share": held_out, "held_out_below": found.threshold,
+            "parts": parts, "documents": {"read": found.read, "empty": found.empty, "duplicate": found.duplicate},
             "files": {"read": n_files, "bytes": n_bytes, "skipped": dict(+found.skipped)},
-        }
+        }  # fmt: skip
         if plan.encoder.begin is not None:
             header["begin"] = plan.encoder.begin
         if plan.mixed:

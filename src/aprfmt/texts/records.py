@@ -425,7 +425,9 @@ def _require(names: Sequence[str], text_field: str, path: Path) -> list[str]:
     found = columns_of(names, text_field)
     if found is None:
         raise RefusedError(
-            f"no column {text_field!r} among {', '.join(names)}", path=path, hint="choose a column with --text-field"
+            f"no column {text_field!r}; the columns are {', '.join(names)}",
+            path=path,
+            hint="choose a column with --text-field",
         )
     return [*found, *({"tools"} & set(names))]
 

@@ -74,7 +74,7 @@ class Windows:
         n_pieces, n = len(self._pieces.sizes_P), len(self)
         if not n:
             raise RefusedError(
-                f"the data has no token to predict among the first {seq_len + 1} of any document",
+                f"no document has a token to predict among its first {seq_len + 1}",
                 hint="use longer texts, conversations with answers, or a longer --seq-len",
             )
         self._used_N = np.add.reduceat(self._pieces.sizes_P, self._first_N[:-1])
@@ -203,8 +203,7 @@ def check_windows(windows: Windows, log: Callable[[str], None] = lambda line: No
 
     Raises:
         RefusedError: more than MAX_SHARE of the windows are copies, or have the input of another one and a different
-            last
-            label; more than MAX_DROPPED of the labels are beyond a window; the data is nearly constant.
+            last label; more than MAX_DROPPED of the labels are beyond a window; the data is nearly constant.
     """
     t, n = windows.seq_len, len(windows)
     if windows.n_dropped:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from aprfmt.texts.encoding import HIDDEN, Encoder
 from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, ReadProgress, RecordReader, is_blank
 from aprfmt.texts.shards import TokenShardHeader, read_header
 from aprfmt.texts.sources import HEADER, check_text_field, list_files, short_names
+from aprfmt.types import construct
 
 _COUNTS = ("documents", "tokens", "learned")
 _DOCUMENTS = 256  # tokenised at a time
@@ -44,6 +46,36 @@ class DataSource:
     learned: int = 0
 
 
+class DataSourceJson(TypedDict):
+    """A DataSource; of a plan, `passes` is how often the run reads it."""
+
+    name: str
+    weight: float | None
+    files: int
+    bytes: int
+    documents: int
+    tokens: int
+    learned: int
+    passes: NotRequired[float | None]
+
+
+class DataJson(TypedDict):
+    """A DataReport; of a plan, `passes` is how often the run reads the data, `lasts` whether they suffice."""
+
+    data: list[str]
+    text_field: str
+    sources: list[DataSourceJson]
+    documents: int
+    tokens: int
+    learned: int
+    lengths: dict[str, int]
+    left_out: dict[str, int]
+    example: list[tuple[str, bool]]
+    estimated: bool
+    passes: NotRequired[float | None]
+    lasts: NotRequired[bool]
+
+
 @dataclass(slots=True)
 class DataReport:
     """Summary of training data, tokenized with a model's tokenizer.
@@ -70,9 +102,9 @@ class DataReport:
     example: list[tuple[str, bool]] = field(default_factory=list)
     estimated: bool = False
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> DataJson:
         """The object of `apr data --json`."""
-        return asdict(self)
+        return construct(DataJson, asdict(self))
 
 
 def summarise(

@@ -25,31 +25,19 @@ _T = TypeVar("_T")
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
 SPECIAL_KEYS = {
-    "bos": "bos_token_id",
-    "eos": "eos_token_id",
-    "unk": "unknown_token_id",
-    "sep": "seperator_token_id",
-    "pad": "padding_token_id",
-    "cls": "cls_token_id",
-    "mask": "mask_token_id",
-    "eot": "eot_token_id",
+    "bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "sep": "seperator_token_id",
+    "pad": "padding_token_id", "cls": "cls_token_id", "mask": "mask_token_id", "eot": "eot_token_id",
     "eom": "eom_token_id",
     **{f"fim_{part}": f"fim_{part}_token_id" for part in ("pre", "suf", "mid", "pad", "rep", "sep")},
-    "prefix": "prefix_token_id",
-    "suffix": "suffix_token_id",
-    "middle": "middle_token_id",
-}
+    "prefix": "prefix_token_id", "suffix": "suffix_token_id", "middle": "middle_token_id",
+}  # fmt: skip
 """Role -> key; "seperator" is the format's own spelling, the last three are older names of fim_*."""
 
 _FLAG_KEYS = {
-    "add_bos": "add_bos_token",
-    "add_eos": "add_eos_token",
-    "add_sep": "add_sep_token",
-    "add_space_prefix": "add_space_prefix",
-    "remove_extra_whitespaces": "remove_extra_whitespaces",
-    "lowercase": "normalizer.lowercase",
-    "strip_accents": "normalizer.strip_accents",
-}
+    "add_bos": "add_bos_token", "add_eos": "add_eos_token", "add_sep": "add_sep_token",
+    "add_space_prefix": "add_space_prefix", "remove_extra_whitespaces": "remove_extra_whitespaces",
+    "lowercase": "normalizer.lowercase", "strip_accents": "normalizer.strip_accents",
+}  # fmt: skip
 _LIST_KINDS = {"tokens": "str[]", "merges": "str[]", "token_type": "i32[]", "scores": "f32[]"}
 _LIST_KEYS = ("model", "pre", *_LIST_KINDS)
 VOCABULARY_KEYS = frozenset(_PREFIX + key for key in _LIST_KEYS)

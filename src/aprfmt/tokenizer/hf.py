@@ -37,22 +37,11 @@ from aprfmt.types import Json
 
 TOKENIZER_FILES = frozenset(
     {
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.json",
-        "merges.txt",
-        "vocab.txt",
-        "tokenizer.model",
-        "spiece.model",
-        "sentencepiece.bpe.model",
-        "tekken.json",
-        "tiktoken.model",
-        "chat_template.jinja",
-        "chat_template.json",
+        "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+        "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json",
+        "tiktoken.model", "chat_template.jinja", "chat_template.json",
     }
-)
+)  # fmt: skip
 """Files of a folder that belong to its tokenizer, besides those that is_tokenizer_file recognizes."""
 
 _UNSUPPORTED_FILES = ("sentencepiece.bpe.model",)
@@ -207,14 +196,10 @@ def _finish(
             tokenizer.types[end] = int(TokenType.CONTROL)
     template, templates = chat_templates(document.files, document.settings)
     return replace(
-        tokenizer,
-        special={**tokenizer.special, **special, **(fixed or {})},
-        flags={**flags, **tokenizer.flags},
+        tokenizer, special={**tokenizer.special, **special, **(fixed or {})}, flags={**flags, **tokenizer.flags},
         chat_template=template if template is not None or templates else tokenizer.chat_template,
-        chat_templates=templates,
-        n_added=len({token.id for token in added}) or tokenizer.n_added,
-        files=document.files,
-    )
+        chat_templates=templates, n_added=len({token.id for token in added}) or tokenizer.n_added, files=document.files,
+    )  # fmt: skip
 
 
 # --- tiktoken ---
@@ -253,14 +238,9 @@ def read_tiktoken(document: Document) -> Tokenizer:
     ids = {token.content: token.id for token in added}
     note = "" if family else f"{name} does not define a pre-tokenizer"
     tokenizer = Tokenizer(
-        "gpt2",
-        tokens,
-        ranks.merges_of_ranks(known),
-        types,
-        pre=family.pre if family is not None else None,
-        special={role: ids[text] for role, text in (family.assumed if family else ()) if text in ids},
-        pre_note=note,
-    )
+        "gpt2", tokens, ranks.merges_of_ranks(known), types, pre=family.pre if family is not None else None,
+        special={role: ids[text] for role, text in (family.assumed if family else ()) if text in ids}, pre_note=note,
+    )  # fmt: skip
     if beyond:
         tokenizer.notes.append(f"special tokens from id {size} on exceed the model's vocabulary and are dropped")
     fixed = {role: ids[text] for role, text in (family.roles if family else ()) if text in ids}

@@ -80,8 +80,8 @@ def read_bpe(document: Document, vocab: Mapping[str, int], added: list[Added], n
         scores = _scores_of_merges(tokens, types, merges)
         return Tokenizer("llama", tokens, merges, types, scores, pre="default", flags=flags)
     if "tokenizer.json" not in document.files:
-        told = document.settings.get("tokenizer_class")
-        kind = str(told or _CLASS_BY_MODEL_TYPE.get(str(document.config.get("model_type")))).removesuffix("Fast")
+        stated = document.settings.get("tokenizer_class")
+        kind = str(stated or _CLASS_BY_MODEL_TYPE.get(str(document.config.get("model_type")))).removesuffix("Fast")
         name = _PRE_BY_CLASS.get(kind)
         note = "" if name else "vocab.json and merges.txt do not define a pre-tokenizer"
         return Tokenizer("gpt2", tokens, merges, types, pre=name, pre_note=note)
@@ -170,14 +170,10 @@ def read_unigram(document: Document, added: list[Added], named: set[str]) -> Tok
             if _BYTE.fullmatch(text):
                 types[i] = int(TokenType.BYTE)
     tokenizer = Tokenizer(
-        model="llama" if greedy else "t5",
-        tokens=tokens,
-        types=types,
-        scores=[HOLE_SCORE if k == TokenType.UNUSED else s for k, s in zip(types, stored, strict=True)],
-        pre="default",
-        flags={"add_space_prefix": adds_space_prefix(parsed)},
-        special={} if unk is None else {"unk": unk},
-    )
+        model="llama" if greedy else "t5", tokens=tokens, types=types,
+        scores=[HOLE_SCORE if k == TokenType.UNUSED else s for k, s in zip(types, stored, strict=True)], pre="default",
+        flags={"add_space_prefix": adds_space_prefix(parsed)}, special={} if unk is None else {"unk": unk},
+    )  # fmt: skip
     if greedy:
         tokenizer.notes.append(_GREEDY_NOTE)
         return tokenizer

@@ -124,16 +124,10 @@ def _tokenizer_json(tok: TokenizerData, added: list[dict[str, object]]) -> dict[
     of_bytes = isinstance(decoder, dict) and decoder["type"] == "ByteLevel"
     bare = {**_BYTE_LEVEL, "trim_offsets": False} if of_bytes else None
     return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": parts["normalizer"],
-        "pre_tokenizer": parts["pre_tokenizer"],
-        "post_processor": _post_processor(tok) or bare,
-        "decoder": parts["decoder"],
-        "model": parts["model"],
-    }
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": parts["normalizer"],
+        "pre_tokenizer": parts["pre_tokenizer"], "post_processor": _post_processor(tok) or bare,
+        "decoder": parts["decoder"], "model": parts["model"],
+    }  # fmt: skip
 
 
 def _bpe_parts(tok: TokenizerData) -> Parts:
@@ -198,17 +192,9 @@ def _bpe_model(
 ) -> dict[str, object]:
     """A BPE of the byte alphabet, or of pieces with byte fallback."""
     return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": unk,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": pieces,
-        "byte_fallback": pieces,
-        "ignore_merges": ignore_merges,
-        "vocab": vocab,
-        "merges": merges,
-    }
+        "type": "BPE", "dropout": None, "unk_token": unk, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+        "fuse_unk": pieces, "byte_fallback": pieces, "ignore_merges": ignore_merges, "vocab": vocab, "merges": merges,
+    }  # fmt: skip
 
 
 def _halves(merge: str) -> tuple[str, str]:
@@ -449,9 +435,5 @@ def _rwkv_parts(tok: TokenizerData) -> Parts:
 
 
 _PARTS: dict[str, Callable[[TokenizerData], Parts]] = {
-    "rwkv": _rwkv_parts,
-    "llama": _llama_parts,
-    "gemma4": _pieces_parts,
-    "t5": _unigram_parts,
-    "bert": _wordpiece_parts,
-}
+    "rwkv": _rwkv_parts, "llama": _llama_parts, "gemma4": _pieces_parts, "t5": _unigram_parts, "bert": _wordpiece_parts,
+}  # fmt: skip

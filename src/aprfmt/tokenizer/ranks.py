@@ -187,18 +187,11 @@ def read_tekken(parsed: JsonObject, path: str) -> Tokenizer:
     version = str(config.get("version"))
     notes = [] if version in _TEMPLATES else [f"llama.cpp has no built-in chat template for tekken.json {version}"]
     return Tokenizer(
-        "gpt2",
-        tokens=[*specials, *map(in_letters, order)],
-        merges=merges_of_ranks(ranks, every_cut=True),
-        types=[int(TokenType.CONTROL)] * n_special + [int(TokenType.NORMAL)] * len(order),
-        scores=[0.0] * size,
-        pre="tekken",
-        special=special,
-        flags={"add_bos": True, "add_eos": False},
-        chat_template=_TEMPLATES.get(version),
-        n_added=n_special,
-        notes=notes,
-    )
+        "gpt2", tokens=[*specials, *map(in_letters, order)], merges=merges_of_ranks(ranks, every_cut=True),
+        types=[int(TokenType.CONTROL)] * n_special + [int(TokenType.NORMAL)] * len(order), scores=[0.0] * size,
+        pre="tekken", special=special, flags={"add_bos": True, "add_eos": False}, chat_template=_TEMPLATES.get(version),
+        n_added=n_special, notes=notes,
+    )  # fmt: skip
 
 
 def _count(config: JsonObject, key: str, path: str) -> int:

@@ -88,11 +88,11 @@ class Template:
                 spans.append((len(before), len(before) + len(_answer_in(through[len(before) :], content.strip()))))
                 continue
             # The template keeps reasoning only before the last answer.
-            said = next(
+            own = next(
                 (s for s in (content, content.strip()) if s and text.startswith(before + s + (mark or ""))), None
             )
-            if mark and said:
-                spans.append((len(before), len(before) + len(said + mark)))
+            if mark and own:
+                spans.append((len(before), len(before) + len(own + mark)))
             else:
                 raise PrefixError(
                     f"{self.name} renders earlier messages differently as a conversation grows, so the assistant's "

@@ -112,23 +112,15 @@ _EXAONE_MOE = (
     rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|{_SPACES}"
 )
 _CHAMELEON = (
-    "<sentinel:[0-9]+>",
-    "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
-    r"([\t\n]|    |  )",
-    "digits",
-    r"[\p{P}!-/:-@\[-`{-~]",
-)
+    "<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )", "digits", r"[\p{P}!-/:-@\[-`{-~]",
+)  # fmt: skip
 
 
 def _deepseek_llm(wide_symbols: str, cjk: str) -> tuple[str, ...]:
     return (
-        r"[\r\n]",
-        rf"\s?[A-Za-z{_CASED_LETTERS}]+",
-        f"\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f{wide_symbols}]+",
-        r"\s+$",
-        cjk,
-        r"\p{N}+",
-    )
+        r"[\r\n]", rf"\s?[A-Za-z{_CASED_LETTERS}]+",
+        f"\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f{wide_symbols}]+", r"\s+$", cjk, r"\p{N}+",
+    )  # fmt: skip
 
 
 LINES = r"[^\n]+|[\n]+"

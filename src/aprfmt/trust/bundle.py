@@ -115,7 +115,7 @@ def _parse(path: str, value: object) -> Bundle:
     envelope = mapping_of(bundle["dsseEnvelope"])
     statement = mapping_of(loads(base64.b64decode(str(envelope["payload"]), validate=True)))
     if statement["_type"] != _STATEMENT or statement["predicateType"] not in (_PREDICATE, _OLD_PREDICATE):
-        raise CorruptError("the signature is not one of a model: unknown type of statement")
+        raise CorruptError("not the signature of a model: unknown statement type")
     subjects = [mapping_of(item) for item in list_of(statement["subject"])]
     if statement["predicateType"] == _OLD_PREDICATE:
         serialization = Serialization(algorithm="sha256")
@@ -132,38 +132,33 @@ def _parse(path: str, value: object) -> Bundle:
             raise CorruptError(f"the signature lists {resource[:80]!r}, which is not a file of its folder")
     method, fingerprint, subject = _material(mapping_of(bundle["verificationMaterial"]))
     return Bundle(
-        path=path,
-        method=method,
-        fingerprint=fingerprint,
-        subject=subject,
-        model_name=name,
-        serialization=serialization,
-        digests={name: digest.lower() for name, _, digest in resources},
+        path=path, method=method, fingerprint=fingerprint, subject=subject, model_name=name,
+        serialization=serialization, digests={name: digest.lower() for name, _, digest in resources},
         algorithms={name: algorithm for name, algorithm, _ in resources},
-    )
+    )  # fmt: skip
 
 
-def _serialization(said: Mapping[str, object]) -> Serialization:
-    size = said.get("shard_size")
+def _serialization(fields: Mapping[str, object]) -> Serialization:
+    size = fields.get("shard_size")
     if size is not None and not isinstance(size, int | float):
         raise TypeError
     return Serialization(
-        method=str(said["method"]),
-        algorithm=str(said["hash_type"]),
-        follows_links=said.get("allow_symlinks") is True,
-        ignored=tuple(str(item) for item in list_of(said.get("ignore_paths", []))),
+        method=str(fields["method"]),
+        algorithm=str(fields["hash_type"]),
+        follows_links=fields.get("allow_symlinks") is True,
+        ignored=tuple(str(item) for item in list_of(fields.get("ignore_paths", []))),
         shard_size=None if size is None else int(size),
     )
 
 
-def _material(said: Mapping[str, object]) -> tuple[str, str, str | None]:
+def _material(fields: Mapping[str, object]) -> tuple[str, str, str | None]:
     """The method of a bundle, the fingerprint of its key or certificate, and the subject of the latter."""
-    if "publicKey" in said:
-        return "key", str(mapping_of(said["publicKey"]).get("hint") or ""), None
-    if "x509CertificateChain" in said:
-        method, first = "certificate", list_of(mapping_of(said["x509CertificateChain"])["certificates"])[0]
+    if "publicKey" in fields:
+        return "key", str(mapping_of(fields["publicKey"]).get("hint") or ""), None
+    if "x509CertificateChain" in fields:
+        method, first = "certificate", list_of(mapping_of(fields["x509CertificateChain"])["certificates"])[0]
     else:
-        method, first = "sigstore", said["certificate"]
+        method, first = "sigstore", fields["certificate"]
     der = base64.b64decode(str(mapping_of(first)["rawBytes"]), validate=True)
     from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -305,7 +300,7 @@ def _check_method(bundle: Bundle, signer: Signer) -> None:
         raise RefusedError(f"signed by {bundle.signer}, not by {signer}", path=bundle.path, hint=_OTHER_SIGNER)
 
 
-_OTHER_SIGNER = "get the model from a place that you trust, or pass the key of its signer"
+_OTHER_SIGNER = "get the model from a source that you trust, or pass the key of its signer"
 
 
 def _check_ignored(bundle: Bundle, root: str, own: Sequence[str]) -> None:
@@ -321,7 +316,9 @@ def _check_ignored(bundle: Bundle, root: str, own: Sequence[str]) -> None:
     ]
     if left_out:
         raise ChecksumError(
-            f"the signature leaves out {first_few(left_out)}", path=bundle.path, hint="sign the whole folder: apr sign"
+            f"the signature does not cover {first_few(left_out)}",
+            path=bundle.path,
+            hint="sign the whole folder: apr sign",
         )
 
 
@@ -351,8 +348,8 @@ def _differs(bundle: Bundle, root: str, found: SignedDifference) -> ChecksumErro
         what = f", or the signature belongs to another file, {bundle.model_name}" if renamed else ""
         return ChecksumError(f"the file was modified after it was signed{what}", path=root, hint=_OTHER_SIGNER)
     parts = (("modified", found.modified), ("removed", found.missing), ("added", found.added))
-    told = [f"{first_few(names)} {'was' if len(names) == 1 else 'were'} {word}" for word, names in parts if names]
-    return ChecksumError(f"{', '.join(told)} after signing", path=root, hint=_OTHER_SIGNER)
+    changes = [f"{first_few(names)} {'was' if len(names) == 1 else 'were'} {word}" for word, names in parts if names]
+    return ChecksumError(f"{', '.join(changes)} after signing", path=root, hint=_OTHER_SIGNER)
 
 
 def compare_files(bundle: Bundle, root: PathLike) -> None:

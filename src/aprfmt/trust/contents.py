@@ -153,7 +153,7 @@ def digests(
     """
     if serialization.algorithm not in _HASHES or serialization.method not in ("files", "shards"):
         what = f"{serialization.algorithm} digests of {serialization.method}"
-        raise UnsupportedError(f"the signature uses {what}, which this version does not know", path=root)
+        raise UnsupportedError(f"the signature uses {what}, which this version does not support", path=root)
     sources = [(name, path_of(root, name)) for name in names]
     total = sum(_size(path) for _, path in sources)
     advance = progress(total) if progress is not None else lambda n_bytes, label: None
@@ -183,7 +183,7 @@ def _digests_of(
                 raise UnsupportedError(f"the signature has shards of {step} bytes", path=path)
             ranges = [(at, min(at + step, source.size)) for at in range(0, source.size, step)]
             if len(ranges) > MAX_SIGNED_FILES:
-                raise UnsupportedError(f"the signature has shards of {step} bytes, which are too many", path=path)
+                raise UnsupportedError(f"the signature has more than {MAX_SIGNED_FILES} shards", path=path)
             found = [
                 (f"{name}:{start}:{end}", _digest(source, start, end, serialization.algorithm, advance))
                 for start, end in ranges

@@ -33,8 +33,8 @@ CURVES = {"p256": "secp256r1", "p384": "secp384r1", "p521": "secp521r1"}
 ED25519, X25519 = "ed25519", "x25519"
 KINDS = {
     "p256": "signs files and folders (model.sig)",
-    "p384": "the same with a longer key",
-    "p521": "the same with a longer key",
+    "p384": "as p256, with a longer key",
+    "p521": "as p256, with a longer key",
     ED25519: "signs .apr v1 files",
     X25519: "decrypts what was encrypted with its public key",
 }

@@ -71,14 +71,8 @@ def linear(
 
 
 def norm(
-    hf: str,
-    gguf: str,
-    dim: str = "hidden",
-    bias: str | None = None,
-    need: str = REQUIRED,
-    *,
-    value: str = "",
-    layers: str = "",
+    hf: str, gguf: str, dim: str = "hidden", bias: str | None = None,
+    need: str = REQUIRED, *, value: str = "", layers: str = "",
 ) -> tuple[TensorRow, ...]:
     """The weight of a norm and, if `bias` names its need, the bias."""
     return linear(hf, gguf, dim, bias, need, value=value, layers=layers)
@@ -100,14 +94,8 @@ def head(hf: str = "lm_head", bias: str | None = None) -> tuple[TensorRow, ...]:
 
 
 def attention(
-    qkv_bias: str | None = None,
-    o_bias: str | None = None,
-    *,
-    permuted: bool = False,
-    qk_norm: str = "",
-    hf: str = "self_attn",
-    o_proj: str = "o_proj",
-    layers: str = "",
+    qkv_bias: str | None = None, o_bias: str | None = None, *, permuted: bool = False,
+    qk_norm: str = "", hf: str = "self_attn", o_proj: str = "o_proj", layers: str = "",
 ) -> tuple[TensorRow, ...]:
     """Separate Q, K, V and output projections.
 
@@ -127,10 +115,7 @@ def attention(
 
 
 def gated_mlp(
-    bias: str | None = None,
-    *,
-    hf: str = "mlp",
-    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    bias: str | None = None, *, hf: str = "mlp", names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     layers: str = "",
 ) -> tuple[TensorRow, ...]:
     """Gate, up and down projections of width ffn."""
@@ -299,14 +284,8 @@ def must_be(name: str, value: object) -> Key:
 
 
 def network(
-    *layer: TensorRow,
-    embed: str = "model.embed_tokens",
-    hf: str = "model.layers.{n}.",
-    last: str = "model.norm",
-    out: str = "lm_head",
-    norm_bias: str | None = None,
-    norm_value: str = "",
-    head_bias: str | None = None,
+    *layer: TensorRow, embed: str = "model.embed_tokens", hf: str = "model.layers.{n}.", last: str = "model.norm",
+    out: str = "lm_head", norm_bias: str | None = None, norm_value: str = "", head_bias: str | None = None,
 ) -> tuple[TensorRow, ...]:
     """An embedding, layers of these rows, a norm and a head, with the usual names of decoders."""
     first, end = embedding(embed), final_norm(last, norm_bias, norm_value)

@@ -50,14 +50,8 @@ CONVOLUTIONS = (".conv1d.1.weight", ".conv1d.2.weight")
 
 
 def whisper(
-    hf: str,
-    width: str,
-    ffn: str,
-    depth: str,
-    *,
-    positions: bool = True,
-    last: str = "layer_norm",
-    mel: str = "num_mel_bins",
+    hf: str, width: str, ffn: str, depth: str,
+    *, positions: bool = True, last: str = "layer_norm", mel: str = "num_mel_bins",
 ) -> tuple[TensorRow, ...]:
     """The encoder; `positions` tells whether a checkpoint stores them, although a formula yields them."""
     table = tensor(f"{hf}embed_positions.weight", "a.position_embd.weight", f"max_source_positions,{width}")

@@ -65,10 +65,10 @@ def sizes(part: str = "vision", config: str = "", **names: str | tuple[str, ...]
     config = config or f"{part}_config"
     found = []
     for gguf, own in _SIZES.items():
-        told = names.get(
+        stated = names.get(
             gguf.rpartition(".")[2], "" if part == "audio" and gguf in ("image_size", "patch_size") else own,
         )
-        spelled = (told,) if isinstance(told, str) else told
+        spelled = (stated,) if isinstance(stated, str) else stated
         if spelled != ("",):
             found.append(Key(f"{part}.{gguf}", tuple(f"{config}.{name}" for name in spelled)))
     return tuple(found)
@@ -102,12 +102,8 @@ def layers(
 
 
 def tower_attention(
-    hf: str = "self_attn",
-    *,
-    names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "out_proj"),
-    bias: bool = True,
-    k_bias: bool = True,
-    order: tuple[str, ...] = (),
+    hf: str = "self_attn", *, names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "out_proj"),
+    bias: bool = True, k_bias: bool = True, order: tuple[str, ...] = (),
     width: str = TOWER_WIDTH,
 ) -> tuple[TensorRow, ...]:
     """Separate Q, K, V and output projections with equal numbers of heads; `order` is that of the rows of Q and K."""
@@ -149,13 +145,8 @@ def norms(
 
 
 def mlp(
-    up: str = "mlp.fc1",
-    down: str = "mlp.fc2",
-    gate: str = "",
-    *,
-    bias: bool = True,
-    width: str = TOWER_WIDTH,
-    ffn: str = "intermediate_size",
+    up: str = "mlp.fc1", down: str = "mlp.fc2", gate: str = "", *,
+    bias: bool = True, width: str = TOWER_WIDTH, ffn: str = "intermediate_size",
 ) -> tuple[TensorRow, ...]:
     """Up and down projections, and a gate if it is named."""
     need = REQUIRED if bias else None

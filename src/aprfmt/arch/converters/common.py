@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeGuard
 
-from aprfmt.arch import rope, yarn
+from aprfmt.arch import rope, rope_gguf, yarn
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Convert, Converter, GgufKeys, Scope, default, nothing, words
 from aprfmt.arch.converters.layers import (
     FULL,
@@ -41,7 +41,7 @@ def numbers(value: object, name: str) -> list[int]:
 
 
 def _rope_from_gguf(value: object, scope: Scope) -> object:
-    rope.from_gguf(scope.h, scope.row, scope.kv, scope.defaults)
+    rope_gguf.from_gguf(scope.h, scope.row, scope.kv, scope.defaults)
     return DEFAULT
 
 
@@ -95,7 +95,7 @@ def _window_from_gguf(value: object, scope: Scope) -> object:
 def _yarn_log_to_gguf(value: object, scope: Scope) -> float | None:
     if scaling_of(scope.h).get("rope_type") not in ("yarn", "linear"):
         return None
-    return yarn.log_unit(scope.row.gguf) * rope.runtime_scales(scope.h, scope.row)[0] or None
+    return yarn.log_unit(scope.row.gguf) * rope_gguf.runtime_scales(scope.h, scope.row)[0] or None
 
 
 def unless_named(otherwise: object) -> Converter:
@@ -327,7 +327,7 @@ def largest(value: object, scope: Scope) -> object:
     return max((n for n in heads if isinstance(n, int)), default=0) or DEFAULT
 
 
-rope_keys = Converter(lambda value, scope: GgufKeys(rope.to_gguf(scope.h, scope.row)), _rope_from_gguf, role=ROPE)
+rope_keys = Converter(lambda value, scope: GgufKeys(rope_gguf.to_gguf(scope.h, scope.row)), _rope_from_gguf, role=ROPE)
 rotary_dim = Converter(lambda value, scope: rope.rotary_dim(scope.h), _rotary_dim_from_gguf, role=ROTARY_DIM)
 shared_rotary_dim = Converter(
     lambda value, scope: rope.rotary_dim(scope.h), _rotary_dim_from_gguf, role=SHARED_ROTARY_DIM

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope
-from aprfmt.arch.fields import as_float, as_int
+from aprfmt.arch.fields import OTHER_FORMAT, as_float, as_int
 from aprfmt.errors import RefusedError
 
 
@@ -60,10 +60,7 @@ def _activation_to_gguf(value: object, scope: Scope) -> object:
         return GgufKeys({"use_silu": ("bool", True)})
     if word.startswith("gelu"):
         return GgufKeys({"use_gelu": ("bool", True)})
-    raise RefusedError(
-        f"{scope.name} is {word!r:.40}; llama.cpp supports gelu and silu here",
-        hint="use another output format: -o NAME.apr, or -o NAME --format hf",
-    )
+    raise RefusedError(f"{scope.name} is {word!r:.40}; llama.cpp supports gelu and silu here", hint=OTHER_FORMAT)
 
 
 def _activation_from_gguf(value: object, scope: Scope) -> object:
@@ -80,8 +77,7 @@ def _pattern_to_gguf(value: object, scope: Scope) -> object:
     step = numbers[0] + 1
     if any(b - a != step for a, b in pairwise(numbers)):
         raise RefusedError(
-            f"{scope.name} is {numbers}; llama.cpp supports evenly spaced full-attention layers only",
-            hint="use another output format: -o NAME.apr, or -o NAME --format hf",
+            f"{scope.name} is {numbers}; llama.cpp supports evenly spaced full-attention layers only", hint=OTHER_FORMAT
         )
     return step
 

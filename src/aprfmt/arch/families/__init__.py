@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from aprfmt.arch.blocks.encoder import POOLED
 from aprfmt.arch.row import Architecture, Key, Listed, Tower
@@ -23,8 +23,16 @@ DEFAULTS = Path(__file__).with_name("defaults.jsonl")
 _FIRST = "llama"
 """If several architectures match a checkpoint, this family comes first."""
 
-
 _TOWER = '"tower": true'
+
+
+class _DefaultsLine(TypedDict):
+    """A line of defaults.jsonl."""
+
+    row: str
+    model_type: str
+    values: dict[str, object]
+    rotates: NotRequired[str]
 
 
 @cache
@@ -65,7 +73,7 @@ def _rotates(row: str) -> str:
     return next((line["rotates"] for line in _lines_of(row) if "rotates" in line), "")
 
 
-def _lines_of(row: str) -> list[dict[str, Any]]:
+def _lines_of(row: str) -> list[_DefaultsLine]:
     beginning = f'{{"row": "{row}",'
     return [json.loads(line) for line in _default_lines() if line.startswith(beginning)]
 

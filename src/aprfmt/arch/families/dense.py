@@ -113,7 +113,7 @@ def _stack(module: str, first: str = "") -> tuple[TensorRow, ...]:
 
 
 all_logits = Converter(
-    refuse_if(lambda value, scope: bool(value), "{name} is {value}: llama.cpp has a logit for each token"),
+    refuse_if(lambda value, scope: bool(value), "{name} is {value}: llama.cpp computes a logit for every token"),
 )
 _XIELU = {"alpha_n": "1", "alpha_p": "1", "beta": "", "eps": ""}
 """Parameters of a layer's activation, and their shapes in checkpoints."""

@@ -23,7 +23,7 @@ from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key, Tower
 
 
 _ONLY_64 = Difference(
-    "llama.cpp's exaone4 has sliding-window and NoPE layers in models of 64 layers only, and always there "
+    "llama.cpp's exaone4 uses sliding-window and NoPE layers if, and only if, the model has 64 layers "
     "(sliding_window, layer_types)",
     "other_exaone",
 )

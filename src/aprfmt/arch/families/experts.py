@@ -5,80 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    ALWAYS_WINDOW,
-    DIMS,
-    GROUPED,
-    HEAD_DIM,
-    RMS_EPS,
-    ROPE,
-    ROPE_DIM,
-    SLIDING_LAYERS,
-    VOCAB,
-    WHOLE_HEADS,
-    WINDOW,
-    WINDOW_LAYERS,
-    attention,
-    class_names,
-    convert,
-    experts,
-    flag,
-    fused_experts,
-    gated_mlp,
-    hf_names,
-    linear,
-    must_be,
-    network,
-    norm,
-    rename,
-    split,
-    tensor,
+    ALWAYS_WINDOW, DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, SLIDING_LAYERS,
+    VOCAB, WHOLE_HEADS, WINDOW, WINDOW_LAYERS, attention, class_names, convert, experts,
+    flag, fused_experts, gated_mlp, hf_names, linear, must_be, network, norm, rename, split, tensor,
 )
 from aprfmt.arch.blocks.moe import (
-    ALL_SPARSE,
-    COUNT,
-    DENSE_LAYERS,
-    GROUPS,
-    MLP_LAYER_TYPES,
-    NO_BIAS,
-    NUM_SHARED_EXPERTS,
-    SIGMOID,
-    USED,
-    WEIGHTS_NORM,
-    WEIGHTS_SCALE,
-    WIDTH,
-    moe_decoder,
-    moe_keys,
-    router_and_experts,
-    selection_bias,
-    shared_expert,
+    ALL_SPARSE, COUNT, DENSE_LAYERS, GROUPS, MLP_LAYER_TYPES, NO_BIAS, NUM_SHARED_EXPERTS, SIGMOID,
+    USED, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, moe_decoder, moe_keys, router_and_experts, selection_bias, shared_expert,
 )
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Convert, Converter, Scope, if_given, nothing, refuse_if
 from aprfmt.arch.converters.common import (
-    absent_0,
-    any_window,
-    computed,
-    dense_first,
-    dense_first_to_gguf,
-    gating,
-    gguf_int,
-    softcap,
-    window_rotary,
+    absent_0, any_window, computed, dense_first, dense_first_to_gguf, gating, gguf_int, softcap, window_rotary,
 )
 from aprfmt.arch.converters.layers import (
-    FULL,
-    layer_types,
-    layer_types_derive,
-    layer_types_from_gguf,
-    layer_types_to_gguf,
-    periodic,
-    slides_of,
+    FULL, layer_types, layer_types_derive, layer_types_from_gguf, layer_types_to_gguf, periodic, slides_of,
 )
 from aprfmt.arch.converters.windows import FOURTH, every_fourth_full, full_every_fourth
-from aprfmt.arch.fields import as_float, shorten
+from aprfmt.arch.fields import as_float
 from aprfmt.arch.rope import NEAR_RAMP, yarn_distance
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.errors import RefusedError
-from aprfmt.io.jsonx import to_f32
 
 
 same_theta = Converter(from_gguf=lambda value, scope: scope.h.rope_theta)
@@ -173,36 +119,18 @@ def _gpt_oss_experts() -> tuple[TensorRow, ...]:
             tuple(halves),
             blocks("2*moe_ffn", "hidden"),
             gguf_dims=tuple(halves.values()),
-            order=turns,
-            pack="mxfp4",
+            order=turns, pack="mxfp4",
         ),
         TensorRow(
             pieces("down_proj"), ("ffn_down_exps.weight",), blocks("hidden", "moe_ffn"), gguf_dims=down, pack="mxfp4"
         ),
         split(
-            f"{hf}gate_up_proj_bias",
-            "experts,2*moe_ffn",
+            f"{hf}gate_up_proj_bias", "experts,2*moe_ffn",
             dict.fromkeys(("ffn_gate_exps.bias", "ffn_up_exps.bias"), "experts,moe_ffn"),
-            order=turns,
-            flat=True,
+            order=turns, flat=True,
         ),
         tensor(f"{hf}down_proj_bias", "ffn_down_exps.bias", "experts,hidden"),
     )
-
-
-def _root_to_gguf(value: object, scope: Scope) -> float | None:
-    """The factor of attention scores; by default one over the square root of the head size."""
-    scale, size = as_float(value, scope.name), scope.h.head_dim
-    return scale if scale is not None or not size else size**-0.5
-
-
-def _root_from_gguf(value: object, scope: Scope) -> object:
-    scale, size = as_float(value, scope.key.gguf), scope.h.head_dim
-    return DEFAULT if scale is None or (size and to_f32(size**-0.5) == scale) else shorten(scale)
-
-
-_ORIGINAL = ("original", "yarn")
-"""How Grok 2 calls yarn."""
 
 
 _EVERY = 4
@@ -256,11 +184,6 @@ def _in_each_to_gguf(value: object, scope: Scope) -> list[float] | None:
     return None if number is None else [number] * (scope.h.num_layers or 0)
 
 
-original_yarn = Converter(
-    lambda value, scope: "yarn" if value in _ORIGINAL else None,
-    lambda value, scope: _ORIGINAL[0] if value == "yarn" else None,
-)
-if_yarn = Converter(lambda value, scope: value if scope.config("rope_type") in _ORIGINAL else None)
 chunk_width = computed("head_dim")
 softmax_switch = Converter(lambda value, scope: 1 if value else 2, lambda value, scope: value == 1)
 rope_layout = Converter(
@@ -277,45 +200,11 @@ all_layers = Converter(
 in_each_layer = Converter(
     _in_each_to_gguf, lambda value, scope: value[0] if isinstance(value, list) and value else DEFAULT
 )
-_W123 = ("w1", "w3", "w2")
-_ROUTED = rename((COUNT, USED), num_experts=("num_local_experts", "num_experts"))
 
-
-def _grok_keys(*family: Key) -> tuple[Key, ...]:
-    """Caps and scales; the experts' activation has no config key."""
-    return (
-        *DIMS,
-        GROUPED,
-        *family,
-        RMS_EPS,
-        *_ROUTED,
-        HEAD_DIM,
-        Key("router_logit_softcapping", ("router_logit_softcapping",), "f32"),
-        Key(
-            "attention.output_scale",
-            ("attn_output_multiplier",),
-            "f32",
-            converter=Converter(_root_to_gguf, _root_from_gguf),
-        ),
-        Key("embedding_scale", ("embedding_multiplier_scale",), "f32"),
-        Key("logit_scale", ("output_multiplier_scale",), "f32"),
-        WHOLE_HEADS,
-    )
-
-
-_YARN = {
-    "factor": "scaling_factor",
-    "yarn_ext_factor": "extrapolation_factor",
-    "yarn_attn_factor": "attn_factor",
-    "yarn_beta_fast": "beta_fast",
-    "yarn_beta_slow": "beta_slow",
-}
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="dbrx",
-        gguf="dbrx",
-        **hf_names("Dbrx", "dbrx"),
+        id="dbrx", gguf="dbrx", **hf_names("Dbrx", "dbrx"),
         tensors=network(
             *norm("norm_attn_norm.norm_1", "attn_norm"),
             *linear("norm_attn_norm.attn.Wqkv", "attn_qkv", "q+2*kv,hidden"),
@@ -324,10 +213,7 @@ ROWS: tuple[Architecture, ...] = (
             *linear("ffn.router.layer", "ffn_gate_inp", "experts,hidden"),
             *(
                 tensor(
-                    f"ffn.experts.mlp.{hf}",
-                    f"{gguf}.weight",
-                    "experts*ffn,hidden",
-                    gguf_dims=(dims,),
+                    f"ffn.experts.mlp.{hf}", f"{gguf}.weight", "experts*ffn,hidden", gguf_dims=(dims,),
                     gguf_transposed=(gguf == "ffn_down_exps",),
                 )
                 for hf, gguf, dims in (
@@ -336,22 +222,15 @@ ROWS: tuple[Architecture, ...] = (
                     ("w2", "ffn_down_exps", "experts,hidden,ffn"),
                 )
             ),
-            hf="transformer.blocks.{n}.",
-            embed="transformer.wte",
-            last="transformer.norm_f",
+            hf="transformer.blocks.{n}.", embed="transformer.wte", last="transformer.norm_f",
         ),
         keys=(
             *rename(
-                DIMS,
-                num_layers="n_layers",
-                max_position_embeddings="max_seq_len",
-                hidden_size="d_model",
-                num_heads="n_heads",
-                intermediate_size="ffn_config.ffn_hidden_size",
+                DIMS, num_layers="n_layers", max_position_embeddings="max_seq_len", hidden_size="d_model",
+                num_heads="n_heads", intermediate_size="ffn_config.ffn_hidden_size",
             ),
             replace(GROUPED, hf=("attn_config.kv_n_heads",)),
-            ROPE,
-            Key("", ("attn_config.rope_theta",), "f32", converter=same_theta),
+            ROPE, Key("", ("attn_config.rope_theta",), "f32", converter=same_theta),
             Key("attention.layer_norm_epsilon", (), "f32", constant=1e-5),
             Key("attention.clamp_kqv", ("attn_config.clip_qkv",), "f32", converter=softcap),
             *rename(
@@ -366,14 +245,10 @@ ROWS: tuple[Architecture, ...] = (
         packed_config={
             "quant_method": "mxfp4",
             "modules_to_not_convert": [
-                "model.layers.*.self_attn",
-                "model.layers.*.mlp.router",
-                "model.embed_tokens",
-                "lm_head",
+                "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
             ],
         },
-        gguf="gpt-oss",
-        **hf_names("GptOss", "gpt_oss"),
+        gguf="gpt-oss", **hf_names("GptOss", "gpt_oss"),
         tensors=network(
             *norm("input_layernorm", "attn_norm"),
             *attention("attention_bias", "attention_bias"),
@@ -394,9 +269,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
     Architecture(
-        id="afmoe",
-        gguf="afmoe",
-        **hf_names("Afmoe", "afmoe"),
+        id="afmoe", gguf="afmoe", **hf_names("Afmoe", "afmoe"),
         tensors=network(
             *norm("input_layernorm", "attn_norm"),
             *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
@@ -412,26 +285,18 @@ ROWS: tuple[Architecture, ...] = (
             *gated_mlp(layers="dense"),
         ),
         keys=moe_keys(
-            VOCAB,
-            ROPE_DIM,
-            *GROUPS,
-            WIDTH,
-            NUM_SHARED_EXPERTS,
-            Key("leading_dense_block_count", ("num_dense_layers",), converter=absent_0),
+            VOCAB, ROPE_DIM, *GROUPS, WIDTH,
+            NUM_SHARED_EXPERTS, Key("leading_dense_block_count", ("num_dense_layers",), converter=absent_0),
             replace(WEIGHTS_SCALE, hf=("route_scale",)),
             replace(WEIGHTS_NORM, hf=("route_norm",)),
-            _GATING,
-            replace(WINDOW, needed=REQUIRED),
-            _FOURTH,
-            Key("", ("global_attn_every_n_layers",)),
+            _GATING, replace(WINDOW, needed=REQUIRED),
+            _FOURTH, Key("", ("global_attn_every_n_layers",)),
             must_be("mup_enabled", True),
             NO_BIAS,
         ),
     ),
     Architecture(
-        id="mellum",
-        gguf="mellum",
-        **hf_names("Mellum", "mellum"),
+        id="mellum", gguf="mellum", **hf_names("Mellum", "mellum"),
         nested_rope=True,
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
@@ -439,9 +304,7 @@ ROWS: tuple[Architecture, ...] = (
             *gated_mlp(layers="dense"),
         ),
         keys=moe_keys(
-            WIDTH,
-            WINDOW,
-            replace(SLIDING_LAYERS, converter=full_unless_named),
+            WIDTH, WINDOW, replace(SLIDING_LAYERS, converter=full_unless_named),
             Key("", ("mlp_layer_types",), "str[]", converter=all_sparse),
             must_be("norm_topk_prob", True),
             NO_BIAS,
@@ -449,9 +312,7 @@ ROWS: tuple[Architecture, ...] = (
         differs=(_ONE_THETA,),
     ),
     Architecture(
-        id="laguna",
-        gguf="laguna",
-        **hf_names("Laguna", "laguna"),
+        id="laguna", gguf="laguna", **hf_names("Laguna", "laguna"),
         nested_rope=True,
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
@@ -468,15 +329,13 @@ ROWS: tuple[Architecture, ...] = (
             *(key for key in moe_keys(VOCAB, WIDTH) if key.field != "num_heads"),
             Key("", ("num_attention_heads",), field="num_heads"),
             Key("attention.head_count", ("num_attention_heads_per_layer",), "u32[]", converter=heads_a_layer),
-            ROPE_DIM,
-            Key("rope.dimension_count_swa", converter=window_rotary),
+            ROPE_DIM, Key("rope.dimension_count_swa", converter=window_rotary),
             replace(ALWAYS_WINDOW, converter=any_window),
             replace(WINDOW_LAYERS, converter=own_dense_first),
             Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",)),
             Key("expert_weights_norm", kind="bool", constant=True),
             replace(WEIGHTS_SCALE, hf=("moe_routed_scaling_factor",)),
-            SIGMOID,
-            DENSE_LAYERS,
+            SIGMOID, DENSE_LAYERS,
             replace(
                 MLP_LAYER_TYPES, converter=Converter(dense_first_to_gguf, _dense_list_from_gguf, normalize=dense_first)
             ),
@@ -485,66 +344,9 @@ ROWS: tuple[Architecture, ...] = (
             NO_BIAS,
         ),
     ),
-    # As keyfan/grok-1-hf has it.
-    Architecture(
-        id="grok",
-        gguf="grok",
-        **hf_names("Grok", "grok-1"),
-        tensors=network(
-            *norm("rms_norm", "attn_norm"),
-            *linear("multi_head_attention.query", "attn_q", "q,hidden"),
-            *linear("multi_head_attention.key", "attn_k", "kv,hidden"),
-            *linear("multi_head_attention.value", "attn_v", "kv,hidden"),
-            *linear("multi_head_attention.linear", "attn_output", "hidden,q"),
-            *norm("rms_norm_1", "attn_output_norm"),
-            *norm("rms_norm_2", "ffn_norm"),
-            *linear("router", "ffn_gate_inp", "experts,hidden"),
-            *experts("moe.{e}.", ("linear", "linear_v", "linear_1")),
-            *norm("rms_norm_3", "layer_output_norm"),
-            hf="transformer.decoder_layer.{n}.",
-            embed="transformer.in_out_embed",
-            last="transformer.rms_norm",
-        ),
-        keys=_grok_keys(ROPE, Key("attn_logit_softcapping", ("max_attn_value",), "f32")),
-    ),
-    # As xai-org/grok-2 has it.
-    Architecture(
-        id="grok2",
-        gguf="grok",
-        when="tensors=post_ffw_norm.weight",
-        hf_class="Grok1ForCausalLM",
-        model_type="git",
-        hf_classes=("Grok1ForCausalLM",),
-        model_types=(),
-        tensors=network(
-            *norm("pre_attn_norm", "attn_norm"),
-            *attention(),
-            *norm("post_attn_norm", "attn_output_norm"),
-            *norm("pre_moe_norm", "ffn_norm"),
-            *gated_mlp(),
-            *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden"),
-            *experts("block_sparse_moe.experts.{e}.", _W123),
-            *norm("post_moe_norm", "post_ffw_norm"),
-        ),
-        keys=_grok_keys(
-            Key("rope.freq_base", ("rope_theta",), "f32", field="rope_theta"),
-            Key("rope.scaling.type", ("rope_type",), "str", converter=original_yarn),
-            Key("rope.scaling.original_context_length", ("original_max_position_embeddings",), converter=if_yarn),
-            *(Key(f"rope.scaling.{gguf}", (hf,), "f32", converter=if_yarn) for gguf, hf in _YARN.items()),
-            WIDTH,
-            Key("attn_logit_softcapping", ("attn_logit_softcapping",), "f32"),
-            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
-            Key("attention.temperature_length", ("attn_temperature_len",)),
-            must_be("residual_moe", True),
-            must_be("sliding_window_size", -1),
-            Key("", ("global_attn_every_n",)),
-        ),
-    ),
     # As Snowflake/snowflake-arctic-instruct has it.
     Architecture(
-        id="arctic",
-        gguf="arctic",
-        **hf_names("Arctic", "arctic"),
+        id="arctic", gguf="arctic", **hf_names("Arctic", "arctic"),
         rope_type=0,
         tensors=network(
             *norm("input_layernorm", "attn_norm"),
@@ -555,13 +357,10 @@ ROWS: tuple[Architecture, ...] = (
             *linear("residual_mlp.w2", "ffn_down", "hidden,hidden"),
             *norm("post_attention_layernorm", "ffn_norm_exps"),
             *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden"),
-            *experts("block_sparse_moe.experts.{e}.", _W123),
+            *experts("block_sparse_moe.experts.{e}.", ("w1", "w3", "w2")),
         ),
         keys=moe_keys(
-            VOCAB,
-            ROPE_DIM,
-            WHOLE_HEADS,
-            must_be("use_residual", True),
+            VOCAB, ROPE_DIM, WHOLE_HEADS, must_be("use_residual", True),
             must_be("parallel_attn_mlp_res", True),
             must_be("moe_layer_frequency", 1),
             Key("", ("sliding_window",)),
@@ -570,26 +369,22 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As inclusionAI/GroveMoE-Inst has it.
     Architecture(
-        id="grovemoe",
-        gguf="grovemoe",
+        id="grovemoe", gguf="grovemoe",
         **class_names("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM", types=("grove_moe",)),
         tensors=moe_decoder(
             *attention(qk_norm="head_dim"),
             *router_and_experts(),
             *(
                 tensor(
-                    f"mlp.chunk_experts.{{e}}.{name}_proj.weight",
-                    f"ffn_{name}_chexps.weight",
-                    "hidden,head_dim" if name == "down" else "head_dim,hidden",
-                    count="experts/2",
+                    f"mlp.chunk_experts.{{e}}.{name}_proj.weight", f"ffn_{name}_chexps.weight",
+                    "hidden,head_dim" if name == "down" else "head_dim,hidden", count="experts/2",
                 )
                 for name in ("gate", "up", "down")
             ),
             TensorRow(("mlp.expert_bias",), (), ("experts",), OPTIONAL),
         ),
         keys=moe_keys(
-            WIDTH,
-            Key("expert_chunk_feed_forward_length", converter=chunk_width),
+            WIDTH, Key("expert_chunk_feed_forward_length", converter=chunk_width),
             Key("experts_per_group", constant=2),
             Key("expert_group_scale", kind="f32", constant=0.05),
             must_be("attention_bias", False),
@@ -605,9 +400,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As PowerInfer/SmallThinker-4BA0.6B-Instruct and SmallThinker-21BA3B-Instruct have it.
     Architecture(
-        id="smallthinker",
-        gguf="smallthinker",
-        **hf_names("SmallThinker", "smallthinker", "Smallthinker"),
+        id="smallthinker", gguf="smallthinker", **hf_names("SmallThinker", "smallthinker", "Smallthinker"),
         tensors=moe_decoder(
             *attention(),
             *linear("block_sparse_moe.primary_router", "ffn_gate_inp", "experts,hidden"),
@@ -615,16 +408,13 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *(key for key in DIMS if key.field != "intermediate_size"),
-            GROUPED,
-            ROPE,
-            RMS_EPS,
+            GROUPED, ROPE, RMS_EPS,
             *rename(
                 (COUNT, USED),
                 num_experts=("moe_num_primary_experts",),
                 num_experts_per_tok=("moe_num_active_primary_experts",),
             ),
-            HEAD_DIM,
-            replace(WIDTH, hf=("moe_ffn_hidden_size",)),
+            HEAD_DIM, replace(WIDTH, hf=("moe_ffn_hidden_size",)),
             replace(WIDTH, hf=("moe_ffn_hidden_size",), gguf="feed_forward_length"),
             Key("expert_gating_func", ("moe_primary_router_apply_softmax",), "u32", converter=softmax_switch),
             Key("attention.sliding_window", ("sliding_window_size",), converter=Converter(_layout_window_to_gguf)),
@@ -639,9 +429,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As deepgrove/maple-preview has it.
     Architecture(
-        id="maple",
-        gguf="maple",
-        **hf_names("Maple", "maple"),
+        id="maple", gguf="maple", **hf_names("Maple", "maple"),
         tensors=moe_decoder(*attention(qk_norm="head_dim"), *router_and_experts()),
         keys=(
             *convert(moe_keys(WIDTH, VOCAB, ROPE_DIM, WINDOW, SLIDING_LAYERS), intermediate_size=if_given),

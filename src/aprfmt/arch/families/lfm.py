@@ -5,40 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.blocks.decoder import (
-    DIMS,
-    EXPERTS,
-    KV_HEADS_BY_LAYER,
-    RMS_EPS,
-    ROPE,
-    VOCAB,
-    More,
-    attention,
-    block,
-    class_names,
-    embedding,
-    experts,
-    gated_mlp,
-    head,
-    linear,
-    must_be,
-    norm,
-    tensor,
+    DIMS, EXPERTS, KV_HEADS_BY_LAYER, RMS_EPS, ROPE, VOCAB, More, attention,
+    block, class_names, embedding, experts, gated_mlp, head, linear, must_be, norm, tensor,
 )
 from aprfmt.arch.blocks.encoder import ENCODER
 from aprfmt.arch.blocks.hearing import batch_norm, scale_and_shift
 from aprfmt.arch.blocks.tower import (
-    IMAGE,
-    TOWER_WIDTH,
-    USE_GELU,
-    VISION_EPS,
-    hears,
-    layers,
-    projector,
-    sees,
-    siglip,
-    sizes,
-    tower_attention,
-    whole,
+    IMAGE, TOWER_WIDTH, USE_GELU, VISION_EPS, hears, layers, projector, sees, siglip, sizes, tower_attention, whole,
 )
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, nothing, refuse_if
 from aprfmt.arch.converters.common import ATTENTION
@@ -99,8 +72,7 @@ def _lfm2(*mlp: TensorRow, begin: str = "model.") -> tuple[TensorRow, ...]:
             *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", layers="!conv"),
             *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", layers="!conv"),
             *norm("ffn_norm", "ffn_norm"),
-            *mlp,
-            hf=f"{begin}layers.{{n}}.",
+            *mlp, hf=f"{begin}layers.{{n}}.",
         ),
         *head(),
     )
@@ -111,8 +83,7 @@ _LFM2_EPS = replace(RMS_EPS, hf=("norm_eps",))
 _LFM2_END = (VOCAB, Key("shortconv.l_cache", (_CONV,)), must_be("conv_bias", False), Key("", converter=some_conv))
 _LFM2_MLP = gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"))
 _LFM2_ROW = Architecture(
-    id="lfm2",
-    gguf="lfm2",
+    id="lfm2", gguf="lfm2",
     **class_names("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", types=("lfm2",), bare=("Lfm2Model",)),
     tensors=(
         *_lfm2(*_LFM2_MLP),
@@ -120,18 +91,9 @@ _LFM2_ROW = Architecture(
         tensor("1_Dense.linear.bias", "dense_2.bias", "dense_1_out", "dense_1_bias"),
     ),
     keys=(
-        _BLOCKS,
-        _CONTEXT,
-        _WIDTH,
-        replace(_FFN, hf=("intermediate_size", "block_ff_dim"), converter=lfm2_width),
-        _HEADS,
-        KV_HEADS_BY_LAYER,
-        ROPE,
-        _LFM2_EPS,
-        *_LFM2_END,
-        _KINDS,
-        ENCODER[1],
-        Key("embedding_length_out", ("dense_1_out",)),
+        _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, hf=("intermediate_size", "block_ff_dim"), converter=lfm2_width),
+        _HEADS, KV_HEADS_BY_LAYER, ROPE, _LFM2_EPS,
+        *_LFM2_END, _KINDS, ENCODER[1], Key("embedding_length_out", ("dense_1_out",)),
         Key("", ("dense_1_in",), converter=as_wide),
         Key("", ("dense_1_bias",), "bool"),
         Key("", ("block_auto_adjust_ff_dim",), "bool", converter=never_adjusted),
@@ -156,8 +118,7 @@ def _fast_conformer() -> tuple[TensorRow, ...]:
             tensor(f"{name}.bias", f"a.conv1d.{n}.bias", many, gguf_dims=(f"{many},1,1",)),
         ]
     return (
-        *first,
-        *linear("conformer.pre_encode.out", "a.pre_encode.out", f"d_model,{many}*feat_in/8", REQUIRED),
+        *first, *linear("conformer.pre_encode.out", "a.pre_encode.out", f"d_model,{many}*feat_in/8", REQUIRED),
         *layers(
             *(
                 row
@@ -179,17 +140,13 @@ def _fast_conformer() -> tuple[TensorRow, ...]:
             tensor("self_attn.pos_bias_v", "pos_bias_v", "n_heads,d_model/n_heads"),
             *norm("norm_conv", "norm_conv", "d_model", REQUIRED),
             tensor(
-                "conv.pointwise_conv1.weight",
-                "conv_pw1.weight",
-                "2*d_model,d_model,1",
-                gguf_dims=("2*d_model,d_model",),
+                "conv.pointwise_conv1.weight", "conv_pw1.weight",
+                "2*d_model,d_model,1", gguf_dims=("2*d_model,d_model",),
             ),
             tensor("conv.pointwise_conv1.bias", "conv_pw1.bias", "2*d_model"),
             tensor(
-                "conv.depthwise_conv.weight",
-                "conv_dw.weight",
-                "d_model,1,conv_kernel_size",
-                gguf_dims=("d_model,conv_kernel_size",),
+                "conv.depthwise_conv.weight", "conv_dw.weight",
+                "d_model,1,conv_kernel_size", gguf_dims=("d_model,conv_kernel_size",),
             ),
             tensor("conv.depthwise_conv.bias", "conv_dw.bias", "d_model"),
             tensor(
@@ -197,9 +154,7 @@ def _fast_conformer() -> tuple[TensorRow, ...]:
             ),
             tensor("conv.pointwise_conv2.bias", "conv_pw2.bias", "d_model"),
             *norm("norm_out", "ln2", "d_model", REQUIRED),
-            hf="conformer.layers.{n}.",
-            gguf="a.blk.{n}.",
-            depth="n_layers",
+            hf="conformer.layers.{n}.", gguf="a.blk.{n}.", depth="n_layers",
         ),
         *batch_norm(_BATCH_NORM, "d_model", "n_layers"),
     )
@@ -209,8 +164,7 @@ ROWS: tuple[Architecture, ...] = (
     _LFM2_ROW,
     replace(
         _LFM2_ROW,
-        id="lfm2_bidirectional",
-        hf_class="Lfm2BidirectionalModel",
+        id="lfm2_bidirectional", hf_class="Lfm2BidirectionalModel",
         hf_classes=("Lfm2BidirectionalModel", "Lfm2BidirectionalForMaskedLM"),
         bare_classes=("Lfm2BidirectionalModel",),
         prefixes=(("lfm2.", "model."),),
@@ -220,13 +174,10 @@ ROWS: tuple[Architecture, ...] = (
     ),
     replace(
         _LFM2_ROW,
-        id="lfm2_audio_tokenizer",
-        hf_class="Lfm25AudioTokenizer",
-        hf_classes=("Lfm25AudioTokenizer",),
+        id="lfm2_audio_tokenizer", hf_class="Lfm25AudioTokenizer", hf_classes=("Lfm25AudioTokenizer",),
         bare_classes=("Lfm25AudioTokenizer",),
         model_types=(),
-        when="attention.sliding_window",
-        ignored=("istft.window",),
+        when="attention.sliding_window", ignored=("istft.window",),
         tensors=(*_lfm2(*_LFM2_MLP, begin="lfm."), *linear("lin", "dense_2", "output_size,hidden", REQUIRED)),
         keys=(
             *(key for key in _LFM2_ROW.keys if not key.gguf.startswith("embedding_length_out")),
@@ -235,9 +186,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
     ),
     Architecture(
-        id="lfm2_moe",
-        gguf="lfm2moe",
-        **class_names("Lfm2MoeForCausalLM", types=("lfm2_moe",)),
+        id="lfm2_moe", gguf="lfm2moe", **class_names("Lfm2MoeForCausalLM", types=("lfm2_moe",)),
         tensors=_lfm2(
             *gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"), layers="dense"),
             *linear("feed_forward.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
@@ -245,16 +194,10 @@ ROWS: tuple[Architecture, ...] = (
             *experts("feed_forward.experts.{e}.", ("w1", "w3", "w2"), layers="moe"),
         ),
         keys=(
-            *DIMS,
-            KV_HEADS_BY_LAYER,
-            ROPE,
-            _LFM2_EPS,
-            *EXPERTS,
-            Key("leading_dense_block_count", ("num_dense_layers",)),
+            *DIMS, KV_HEADS_BY_LAYER, ROPE, _LFM2_EPS,
+            *EXPERTS, Key("leading_dense_block_count", ("num_dense_layers",)),
             Key("expert_gating_func", constant=2),
-            *_LFM2_END,
-            _KINDS,
-            must_be("use_expert_bias", True),
+            *_LFM2_END, _KINDS, must_be("use_expert_bias", True),
             must_be("norm_topk_prob", True),
             must_be("routed_scaling_factor", 1.0),
         ),
@@ -263,11 +206,8 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="lfm2_audio_tower",
-        **whole("Lfm2AudioForConditionalGeneration", types=("lfm2_audio",)),
-        when="projector_type=lfm2a",
-        text="lfm.",
-        bare=True,
+        id="lfm2_audio_tower", **whole("Lfm2AudioForConditionalGeneration", types=("lfm2_audio",)),
+        when="projector_type=lfm2a", text="lfm.", bare=True,
         tensors=(
             *_fast_conformer(),
             tensor("audio_embedding.embedding.weight", "a.position_embd.weight", "any_codes,hidden"),
@@ -295,8 +235,7 @@ TOWERS: tuple[Tower, ...] = (
         ),
     ),
     Tower(
-        id="lfm2_vl_vision",
-        **whole("Lfm2VlForConditionalGeneration", types=("lfm2_vl",)),
+        id="lfm2_vl_vision", **whole("Lfm2VlForConditionalGeneration", types=("lfm2_vl",)),
         when="projector_type=lfm2",
         prefixes=(
             ("model.vision_tower.vision_model.", "vision_tower.vision_model."),
@@ -320,12 +259,9 @@ TOWERS: tuple[Tower, ...] = (
         keys=sees(
             *sizes(image_size=""),
             Key("vision.image_size", constant=256),
-            *IMAGE,
-            projector("lfm2"),
-            VISION_EPS,
-            Key("vision.projector.scale_factor", ("downsample_factor",)),
-            USE_GELU,
-            Key("", ("vision_config.num_patches",)),
+            *IMAGE, projector("lfm2"),
+            VISION_EPS, Key("vision.projector.scale_factor", ("downsample_factor",)),
+            USE_GELU, Key("", ("vision_config.num_patches",)),
             Key("", ("projector_hidden_size",)),
         ),
         config={"vision_config.model_type": "siglip2_vision_model"},

@@ -41,7 +41,7 @@ def _rotates_otherwise(value: object, scope: Scope) -> bool:
 half_rotary = Converter(
     refuse_if(
         _rotates_otherwise,
-        "{name}: llama.cpp's {gguf} rotates whole heads in sliding-window layers, half of each head elsewhere",
+        "{name}: llama.cpp's {gguf} rotates whole heads in sliding-window layers, half of each head in the others",
     ),
     _half_rotary_from_gguf,
     normalize=lambda value, scope: DEFAULT if value is not None else _rotated_parts(scope) or DEFAULT, role=HALF_ROTARY,

@@ -102,19 +102,11 @@ def dump_tensor(tensor: Tensor, offset: int, limit: int, width: int) -> TensorDu
     last = n_blocks if not limit else min(n_blocks, first + limit)
     made = _lines(tensor, head, unit, first, last) if is_plain else _blocks(tensor, unit, first, last)
     return TensorDump(
-        file=tensor.source.path,
-        in_memory=tensor.source.identity is None,
-        name=tensor.name,
-        dtype=tensor.dtype,
-        shape=tensor.shape,
-        offset=tensor.offset,
-        n_bytes=tensor.n_bytes,
-        block_values=unit // row.block_bytes if is_plain else row.block,
-        block_bytes=unit,
-        n_blocks=n_blocks,
-        formula="value = scale × code" if head else formula_of(tensor.dtype),
-        blocks=list(made),
-    )
+        file=tensor.source.path, in_memory=tensor.source.identity is None, name=tensor.name, dtype=tensor.dtype,
+        shape=tensor.shape, offset=tensor.offset, n_bytes=tensor.n_bytes,
+        block_values=unit // row.block_bytes if is_plain else row.block, block_bytes=unit, n_blocks=n_blocks,
+        formula="value = scale × code" if head else formula_of(tensor.dtype), blocks=list(made),
+    )  # fmt: skip
 
 
 def _lines(tensor: Tensor, head: int, unit: int, first: int, last: int) -> Iterator[HexBlock]:

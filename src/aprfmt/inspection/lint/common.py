@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from pathlib import Path
 
 from aprfmt.canonical.model import Canonical
@@ -94,6 +95,21 @@ def name_of(subject: Subject) -> str:
 def skip(why: str) -> Check:
     """Skips a rule that does not apply to the file."""
     return Check("skip", why)
+
+
+def fail(message: str, suggestion: str | None = None, tensor: str | None = None) -> Check:
+    """A finding, what to do about it, and the tensor concerned."""
+    return Check("fail", message, tensor, suggestion=suggestion)
+
+
+def of_gguf(rule: Callable[[Subject], Iterator[Check]]) -> Callable[[Subject], Iterator[Check]]:
+    """Decorates a rule about GGUF files: skips it for other containers."""
+
+    @wraps(rule)
+    def check(subject: Subject) -> Iterator[Check]:
+        return iter([skip(NO_GGUF)]) if gguf_of(subject) is None else rule(subject)
+
+    return check
 
 
 NO_GGUF = "not a GGUF file"

@@ -16,10 +16,12 @@ from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.inspection.lint.common import (
     BLOCK_TYPES,
     NO_GGUF,
+    fail,
     gguf_of,
     is_main,
     main_dtype,
     matrices_of,
+    of_gguf,
     quoted,
     set_key,
     skip,
@@ -51,7 +53,7 @@ def old_version(subject: Subject) -> Iterator[Check]:
         yield skip(NO_GGUF)
     elif found.parts[0].version < 3:
         fix = f"apr convert {quoted(subject.model)} -o NEW.gguf --dtype keep"
-        yield Check("fail", f"GGUF version {found.parts[0].version}; the current version is 3", suggestion=fix)
+        yield fail(f"GGUF version {found.parts[0].version}; the current version is 3", fix)
 
 
 def alignment(subject: Subject) -> Iterator[Check]:
@@ -63,33 +65,27 @@ def alignment(subject: Subject) -> Iterator[Check]:
     for part in found.parts:
         if part.alignment % 8 or part.alignment < DEFAULT_ALIGNMENT:
             message = f"tensors are aligned to {part.alignment} bytes; kernels expect {DEFAULT_ALIGNMENT}"
-            yield Check(
-                "fail", message, suggestion=f"apr stamp {quoted(subject.model)} -o NEW.gguf --unset general.alignment"
-            )
+            yield fail(message, f"apr stamp {quoted(subject.model)} -o NEW.gguf --unset general.alignment")
 
 
+@of_gguf
 def key_names(subject: Subject) -> Iterator[Check]:
     """`gguf.key-names`: keys are lower_snake_case with dots."""
-    if gguf_of(subject) is None:
-        yield skip(NO_GGUF)
-        return
     odd = [key for key in subject.model.metadata if _KEY.fullmatch(key.replace("-", "_")) is None]
     if odd:
         fix = f"apr stamp {quoted(subject.model)} --in-place --unset {shlex.quote(odd[0])}"
         message = f"{plural(len(odd), 'key')} not in lower_snake_case with dots: {first_few(map(repr, odd))}"
-        yield Check("fail", message, suggestion=fix)
+        yield fail(message, fix)
 
 
+@of_gguf
 def quantization_version(subject: Subject) -> Iterator[Check]:
     """`gguf.quantization-version`: a quantized file has general.quantization_version."""
-    if gguf_of(subject) is None:
-        yield skip(NO_GGUF)
-        return
     blocks = {t.dtype for t in subject.model.tensors.entries} & BLOCK_TYPES
     if blocks and "general.quantization_version" not in subject.model.metadata:
         fix = set_key(subject.model, "general.quantization_version:u32", "2")
         message = f"has {first_few(sorted(blocks))} but lacks general.quantization_version"
-        yield Check("fail", message, suggestion=fix)
+        yield fail(message, fix)
 
 
 def file_type(file_types: Mapping[int, str], subject: Subject) -> Iterator[Check]:
@@ -102,11 +98,11 @@ def file_type(file_types: Mapping[int, str], subject: Subject) -> Iterator[Check
     known = next((n for n, dtype in file_types.items() if dtype == main), None)
     fix = set_key(subject.model, "general.file_type:u32", str(known)) if known is not None else None
     if number is None:
-        yield Check("fail", f"general.file_type is missing; most weights are {main}", suggestion=fix)
+        yield fail(f"general.file_type is missing; most weights are {main}", fix)
         return
     stated = file_types.get(number) if isinstance(number, int) else None
     if stated is not None and not _is_made_of(matrices, stated):
-        yield Check("fail", f"general.file_type {number} means {stated}; most weights are {main}", suggestion=fix)
+        yield fail(f"general.file_type {number} means {stated}; most weights are {main}", fix)
 
 
 def _is_made_of(matrices: Sequence[Tensor], dtype: str) -> bool:
@@ -129,34 +125,25 @@ def quant_suffix(presets: Callable[[str], str | None], subject: Subject) -> Iter
     if dtype is not None and not _is_made_of(matrices, dtype):
         main = main_dtype(matrices)
         new = model.path.resolve().name.replace(named[-1], str(main))
-        yield Check(
-            "fail",
+        yield fail(
             f"the file name says {named[-1]}, but most weights are {main}",
-            suggestion=f"mv {quoted(model)} {shlex.quote(str(model.path.with_name(new)))}",
+            f"mv {quoted(model)} {shlex.quote(str(model.path.with_name(new)))}",
         )
 
 
+@of_gguf
 def long_names(subject: Subject) -> Iterator[Check]:
     """`gguf.tensor-name-length`: names of tensors have at most 63 bytes."""
-    if gguf_of(subject) is None:
-        yield skip(NO_GGUF)
-        return
     names = [t.name for t in subject.model.tensors.entries]
     long = [name for name in names if len(name.encode("utf-8", "surrogateescape")) > LOADER_NAME_BYTES]
     if long:
         message = f"{plural(len(long), 'tensor')} with a name over {LOADER_NAME_BYTES} bytes: {first_few(long)}"
-        yield Check(
-            "fail",
-            message,
-            suggestion="shorten the names in the program that writes the file: llama.cpp refuses longer ones",
-        )
+        yield fail(message, "shorten the names in the program that writes the file: llama.cpp refuses longer ones")
 
 
+@of_gguf
 def no_imatrix(subject: Subject) -> Iterator[Check]:
     """`gguf.no-imatrix`: a file below four bits was quantized with an importance matrix."""
-    if gguf_of(subject) is None:
-        yield skip(NO_GGUF)
-        return
     matrices = matrices_of(subject.model)
     low = [t for t in matrices if (row := DTYPES[t.dtype]).kind == "ggml" and 8 * row.block_bytes / row.block < 4]
     trained = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0")  # the weights have no more bits
@@ -165,7 +152,7 @@ def no_imatrix(subject: Subject) -> Iterator[Check]:
     if 2 * len(low) > len(matrices) and not keys:
         fix = "apr quantize ORIGINAL TYPE -o NEW.gguf --imatrix FILE"
         message = f"{plural(len(low), 'tensor')} below four bits without a recorded importance matrix"
-        yield Check("fail", message, suggestion=fix)
+        yield fail(message, fix)
 
 
 # --- files ---
@@ -185,7 +172,7 @@ def unbalanced(subject: Subject) -> Iterator[Check]:
     small = [name for name, size in sizes[:-1] if size < largest / 4]
     if small:
         fix = f"apr convert {quoted(subject.model)} -o NEW --shard-size {max(1, largest // 10**6)}MB"
-        yield Check("fail", f"{first_few(small)}: less than a quarter of the largest file's size", suggestion=fix)
+        yield fail(f"{first_few(small)}: less than a quarter of the largest file's size", fix)
 
 
 def large(subject: Subject) -> Iterator[Check]:
@@ -193,7 +180,7 @@ def large(subject: Subject) -> Iterator[Check]:
     large = [name for name, size in _sizes(subject.model) if size > _LARGEST_FILE]
     if large:
         fix = f"apr convert {quoted(subject.model)} -o NEW --shard-size 40GB"
-        yield Check("fail", f"{first_few(large)}: over 50 GB in one file", suggestion=fix)
+        yield fail(f"{first_few(large)}: over 50 GB in one file", fix)
 
 
 def pickle(subject: Subject) -> Iterator[Check]:
@@ -202,7 +189,7 @@ def pickle(subject: Subject) -> Iterator[Check]:
     if pickles and subject.model.convention == "hf":
         fix = f"apr convert {quoted(subject.model)} -o NEW --format hf --dtype keep"
         message = f"{first_few(pickles)}: loading a pickle can run code, and needs all weights in memory"
-        yield Check("fail", message, suggestion=fix)
+        yield fail(message, fix)
 
 
 def odd_file_names(subject: Subject) -> Iterator[Check]:
@@ -211,7 +198,7 @@ def odd_file_names(subject: Subject) -> Iterator[Check]:
         yield skip("not a model folder")
     elif found := refused_names(folder):
         what = f"files that a conversion would skip: {first_few([*map(str, found)])}"
-        yield Check("fail", what, suggestion=f"rename or delete them; {ALLOW} carries the files that are safe")
+        yield fail(what, f"rename or delete them; {ALLOW} carries the files that are safe")
 
 
 def outside_links(subject: Subject) -> Iterator[Check]:
@@ -220,7 +207,7 @@ def outside_links(subject: Subject) -> Iterator[Check]:
         yield skip("not a model folder")
     elif found := outside_files(folder):
         what = f"symlinks pointing outside the folder: {first_few(found)}"
-        yield Check("fail", what, suggestion=f"replace the symlinks with the files, or convert with {FOLLOW}")
+        yield fail(what, f"replace the symlinks with the files, or convert with {FOLLOW}")
 
 
 def no_format(subject: Subject) -> Iterator[Check]:
@@ -235,9 +222,7 @@ def no_format(subject: Subject) -> Iterator[Check]:
     bare = [name for name, metadata in headers.items() if "format" not in metadata]
     if bare:
         fix = f"apr convert {quoted(subject.model)} -o NEW --format hf --dtype keep"
-        yield Check(
-            "fail", f"{first_few(bare)}: __metadata__ lacks `format`, which transformers expects", suggestion=fix
-        )
+        yield fail(f"{first_few(bare)}: __metadata__ lacks `format`, which transformers expects", fix)
 
 
 def _config(subject: Subject) -> Mapping[str, object] | None:
@@ -262,7 +247,7 @@ def config_dtype(subject: Subject) -> Iterator[Check]:
     elif names[stated] != main:
         dtype = names[stated].lower()
         fix = f"apr convert {quoted(subject.model)} -o NEW --format hf --dtype {dtype}, or set {main} in config.json"
-        yield Check("fail", f"config.json says {stated}, but most weights are {main}", suggestion=fix)
+        yield fail(f"config.json says {stated}, but most weights are {main}", fix)
 
 
 def remote_code(subject: Subject) -> Iterator[Check]:
@@ -274,7 +259,7 @@ def remote_code(subject: Subject) -> Iterator[Check]:
         message = (
             "config.json loads code from the repository (auto_map), which runs on every machine that loads the model"
         )
-        yield Check("fail", message, suggestion="use a built-in transformers class if one exists, and remove auto_map")
+        yield fail(message, "use a built-in transformers class if one exists, and remove auto_map")
 
 
 def no_generation_config(subject: Subject) -> Iterator[Check]:
@@ -285,9 +270,7 @@ def no_generation_config(subject: Subject) -> Iterator[Check]:
         yield skip("not a folder with a generative model")
     elif not is_file(native.folder / "generation_config.json"):
         fix = "copy the original generation_config.json into the folder (GenerationConfig.save_pretrained)"
-        yield Check(
-            "fail", "no generation_config.json: each program picks its own sampling and end tokens", suggestion=fix
-        )
+        yield fail("no generation_config.json: each program picks its own sampling and end tokens", fix)
 
 
 def slow_tokenizer(subject: Subject) -> Iterator[Check]:
@@ -297,9 +280,7 @@ def slow_tokenizer(subject: Subject) -> Iterator[Check]:
         yield skip("not a model folder")
     elif is_file(native.folder / "tokenizer.model") and not is_file(native.folder / "tokenizer.json"):
         fix = f"apr convert {quoted(subject.model)} -o NEW --format hf writes one"
-        yield Check(
-            "fail", "tokenizer.model without tokenizer.json: each program converts it in its own way", suggestion=fix
-        )
+        yield fail("tokenizer.model without tokenizer.json: each program converts it in its own way", fix)
 
 
 def apr_footer(subject: Subject) -> Iterator[Check]:
@@ -309,7 +290,7 @@ def apr_footer(subject: Subject) -> Iterator[Check]:
         yield skip("not an .apr file")
     elif native.source.size - native.index.data_end < 4:
         fix = f"apr convert {quoted(subject.model)} -o NEW.apr --dtype keep"
-        yield Check("fail", "the file has no checksum, so damage cannot be detected", suggestion=fix)
+        yield fail("the file has no checksum, so damage cannot be detected", fix)
 
 
 def apr_alignment(subject: Subject) -> Iterator[Check]:
@@ -319,9 +300,7 @@ def apr_alignment(subject: Subject) -> Iterator[Check]:
         yield skip("not an .apr file")
     elif not native.index.is_aligned:
         fix = f"apr convert {quoted(subject.model)} -o NEW.apr --dtype keep"
-        yield Check(
-            "fail", "tensor offsets are not multiples of 64 bytes: tensors cannot be memory-mapped", suggestion=fix
-        )
+        yield fail("tensor offsets are not multiples of 64 bytes: tensors cannot be memory-mapped", fix)
 
 
 def apr_vocab_flag(subject: Subject) -> Iterator[Check]:
@@ -331,4 +310,4 @@ def apr_vocab_flag(subject: Subject) -> Iterator[Check]:
         yield skip("not an .apr file")
     elif subject.model.metadata.get("tokenizer.vocabulary") and not subject.model.flags.get("has_vocab"):
         fix = f"apr convert {quoted(subject.model)} -o NEW.apr --dtype keep"
-        yield Check("fail", "the header flag HAS_VOCAB is not set, but the file has a vocabulary", suggestion=fix)
+        yield fail("the header flag HAS_VOCAB is not set, but the file has a vocabulary", fix)

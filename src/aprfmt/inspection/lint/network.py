@@ -13,6 +13,7 @@ from aprfmt.inspection.lint.common import (
     BLOCK_TYPES,
     NO_NETWORK,
     anew,
+    fail,
     gguf_of,
     is_main,
     main_dtype,
@@ -40,7 +41,7 @@ def no_context(subject: Subject) -> Iterator[Check]:
     known = {key.field for key in found.arch.keys}
     if "max_position_embeddings" in known and not subject.model.hparams.max_position_embeddings:
         fix = set_key(subject.model, f"{found.arch.gguf}.context_length:u32", "N", "--set max_position_embeddings=N")
-        yield Check("fail", "the context length is missing", suggestion=fix)
+        yield fail("the context length is missing", fix)
 
 
 def no_rope_base(subject: Subject) -> Iterator[Check]:
@@ -66,7 +67,7 @@ def no_original_context(subject: Subject) -> Iterator[Check]:
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind in ("yarn", "longrope", "llama3", "su") and not (scaling.get(key) or h.extra.get(key)):
         message = f"RoPE scaling ({kind}) lacks the original context length"
-        yield Check("fail", message, suggestion=f"add {key} to rope_scaling in the original config.json")
+        yield fail(message, f"add {key} to rope_scaling in the original config.json")
 
 
 def head_shape(subject: Subject) -> Iterator[Check]:
@@ -78,9 +79,7 @@ def head_shape(subject: Subject) -> Iterator[Check]:
         h = subject.model.hparams
         if head.shape[0] not in (h.vocab_size, embedding.shape[0]) or head.shape[1] != (h.hidden_size or head.shape[1]):
             message = f"the output head has shape {list(head.shape)}, the embedding {list(embedding.shape)}"
-            yield Check(
-                "fail", message, head.name, suggestion="run apr validate for details; convert the original again"
-            )
+            yield fail(message, tensor=head.name, suggestion="run apr validate for details; convert the original again")
 
 
 def head_twice(subject: Subject) -> Iterator[Check]:
@@ -90,7 +89,7 @@ def head_twice(subject: Subject) -> Iterator[Check]:
         yield skip("no separate output head")
     elif subject.model.hparams.tied and head.shape == embedding.shape and head.dtype == embedding.dtype:
         message = f"the metadata ties the head to the embedding, but it is stored too ({format_bytes(head.n_bytes)})"
-        yield Check("fail", message, head.name, suggestion=anew(subject.model))
+        yield fail(message, tensor=head.name, suggestion=anew(subject.model))
 
 
 def odd_names(subject: Subject) -> Iterator[Check]:
@@ -104,14 +103,14 @@ def odd_names(subject: Subject) -> Iterator[Check]:
             f"{plural(len(odd), 'name')} with characters other than letters, digits and single dots: "
             f"{first_few(map(repr, odd))}"
         )
-        yield Check("fail", message, suggestion="rename the tensors in the program that writes the file")
+        yield fail(message, "rename the tensors in the program that writes the file")
 
 
 def unknown_names(subject: Subject) -> Iterator[Check]:
     """`names.unknown`: all tensors have names that the architecture knows."""
     found = subject.canonical
     if isinstance(found, UnmappedError) and found.tensor is not None:
-        yield Check("fail", found.message, found.tensor, suggestion=found.hint or "run apr validate for details")
+        yield fail(found.message, tensor=found.tensor, suggestion=found.hint or "run apr validate for details")
     elif isinstance(found, AprError):
         yield skip(found.message)
 
@@ -125,7 +124,7 @@ def norms(subject: Subject) -> Iterator[Check]:
     odd = [t for t in vectors if not t.dtype.startswith("I")]
     if odd:
         message = f"{plural(len(odd), 'vector')} (norms, biases) not stored as F32: {first_few(t.name for t in odd)}"
-        yield Check("fail", message, odd[0].name if len(odd) == 1 else None, suggestion=anew(subject.model))
+        yield fail(message, anew(subject.model), odd[0].name if len(odd) == 1 else None)
 
 
 def float32(subject: Subject) -> Iterator[Check]:
@@ -137,7 +136,7 @@ def float32(subject: Subject) -> Iterator[Check]:
         size = sum(t.n_bytes for t in matrices)
         message = f"most weights are {main} ({format_bytes(size)}); models are trained in BF16, half the size"
         suffix = subject.model.path.suffix
-        yield Check("fail", message, suggestion=f"apr convert {quoted(subject.model)} -o NEW{suffix} --dtype bf16")
+        yield fail(message, f"apr convert {quoted(subject.model)} -o NEW{suffix} --dtype bf16")
 
 
 def router(subject: Subject) -> Iterator[Check]:
@@ -157,7 +156,7 @@ def router(subject: Subject) -> Iterator[Check]:
             f"{plural(len(quantized), 'router')} quantized: {first_few(quantized)}; small rounding errors "
             "change the chosen expert"
         )
-        yield Check("fail", message, suggestion="apr quantize ORIGINAL TYPE -o NEW.gguf keeps routers in F32")
+        yield fail(message, "apr quantize ORIGINAL TYPE -o NEW.gguf keeps routers in F32")
 
 
 def low_head(subject: Subject) -> Iterator[Check]:
@@ -170,6 +169,4 @@ def low_head(subject: Subject) -> Iterator[Check]:
     if row.kind == "ggml" and 8 * row.block_bytes / row.block < 4:
         message = f"the output head is {head.dtype}, {8 * row.block_bytes / row.block:.2f} bits per weight"
         fix = "apr quantize ORIGINAL TYPE -o NEW.gguf --output-type q6_k"
-        yield Check(
-            "fail", f"{message}: quantizing it costs more quality than any other tensor", head.name, suggestion=fix
-        )
+        yield fail(f"{message}: quantizing it costs more quality than any other tensor", fix, head.name)

@@ -9,7 +9,7 @@ from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.model_kinds import is_adapter
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.inspection.describe import typed_metadata
-from aprfmt.inspection.lint.common import BLOCK_TYPES, is_main, matrices_of, set_key, skip
+from aprfmt.inspection.lint.common import BLOCK_TYPES, fail, is_main, matrices_of, set_key, skip
 from aprfmt.inspection.validate import Check, Subject
 from aprfmt.io.source import is_file
 from aprfmt.provenance import provenance
@@ -21,7 +21,7 @@ def no_license(subject: Subject) -> Iterator[Check]:
         yield skip("not a complete model")
     elif not typed_metadata(subject.model).get("license"):
         fix = set_key(subject.model, "general.license", "apache-2.0", "--license Apache-2.0")
-        yield Check("fail", "the license of the weights is missing", suggestion=fix)
+        yield fail("the license of the weights is missing", fix)
 
 
 def odd_license(subject: Subject) -> Iterator[Check]:
@@ -29,14 +29,14 @@ def odd_license(subject: Subject) -> Iterator[Check]:
     for warning in provenance.read(subject.model).warnings:
         if "SPDX" in warning:
             fix = "use an SPDX id, or `license: other` with `license_name` (general.license.name) and a link"
-            yield Check("fail", warning, suggestion=fix)
+            yield fail(warning, fix)
 
 
 def no_name(subject: Subject) -> Iterator[Check]:
     """`provenance.no-name`: the model has a name."""
     if is_main(subject) and subject.model.convention != "hf" and not typed_metadata(subject.model).get("name"):
         fix = set_key(subject.model, "general.name", "'My Model 7B'", "--set name='My Model 7B'")
-        yield Check("fail", "the model name is missing", suggestion=fix)
+        yield fail("the model name is missing", fix)
 
 
 def no_base_model(subject: Subject) -> Iterator[Check]:
@@ -48,7 +48,7 @@ def no_base_model(subject: Subject) -> Iterator[Check]:
     if (blocks or is_adapter(subject.model)) and not (base or general.get("base_models")):
         fix = "add `base_model: ORG/MODEL` to the front matter of the original README.md and convert again"
         what = "an adapter" if is_adapter(subject.model) else "a quantization"
-        yield Check("fail", f"{what} without the name of its base model", suggestion=fix)
+        yield fail(f"{what} without the name of its base model", fix)
 
 
 def no_card(subject: Subject) -> Iterator[Check]:
@@ -61,4 +61,4 @@ def no_card(subject: Subject) -> Iterator[Check]:
             f"write {shlex.quote(str(native.folder / 'README.md'))} with license, base_model and language in "
             "its front matter"
         )
-        yield Check("fail", "the folder has no model card (README.md)", suggestion=fix)
+        yield fail("the folder has no model card (README.md)", fix)

@@ -79,15 +79,11 @@ class Lint:
     def to_json(self) -> dict[str, object]:
         """The keys of the JSON contract."""
         return {
-            "file": self.file,
-            "format": self.format,
-            "passed": self.passed,
-            "fail_at": self.fail_at,
+            "file": self.file, "format": self.format, "passed": self.passed, "fail_at": self.fail_at,
             "counts": {level: self.count(level) for level in LEVELS.values()},
-            "findings": [found.to_json() for found in self.findings],
-            "rules": list(self.rules),
+            "findings": [found.to_json() for found in self.findings], "rules": list(self.rules),
             "skipped": list(self.skipped),
-        }
+        }  # fmt: skip
 
 
 def lint(

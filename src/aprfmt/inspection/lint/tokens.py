@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from aprfmt.inspection.lint.common import (
     NO_NETWORK,
     NO_TOKENIZER,
+    fail,
     gguf_of,
     name_of,
     network_of,
@@ -38,7 +39,7 @@ def tokenizer_missing(subject: Subject) -> Iterator[Check]:
         yield skip(NO_NETWORK)
     elif tokenizer_of(subject) is None and subject.embedding is not None:
         fix = f"apr convert {quoted(subject.model)} -o NEW{subject.model.path.suffix} --tokenizer DIR"
-        yield Check("fail", "the file has no tokenizer: text cannot be turned into token ids", suggestion=fix)
+        yield fail("the file has no tokenizer: text cannot be turned into token ids", fix)
 
 
 def chat_template(subject: Subject) -> Iterator[Check]:
@@ -54,7 +55,7 @@ def chat_template(subject: Subject) -> Iterator[Check]:
     is_named = _CHAT_NAME.search(name_of(subject)) is not None
     if not (markers or is_named):
         return
-    why = "its name is that of a chat model" if is_named else f"its vocabulary has {first_few(markers)}"
+    why = "its name suggests a chat model" if is_named else f"its vocabulary has {first_few(markers)}"
     fix = set_key(subject.model, "tokenizer.chat_template", "@chat_template.jinja")
     if subject.model.convention == "hf":
         fix = "copy the original chat_template.jinja into the folder"
@@ -69,7 +70,7 @@ def no_end(subject: Subject) -> Iterator[Check]:
         yield skip(NO_TOKENIZER if tokenizer is None else f"a {tokenizer.model} tokenizer needs none")
     elif not {"eos", "eot", "sep"} & tokenizer.special.keys():
         fix = set_key(subject.model, "tokenizer.ggml.eos_token_id", "ID", "--tokenizer DIR")
-        yield Check("fail", "no end-of-text token is set: generation never stops by itself", suggestion=fix)
+        yield fail("no end-of-text token is set: generation never stops by itself", fix)
 
 
 def no_pre(subject: Subject) -> Iterator[Check]:
@@ -81,7 +82,7 @@ def no_pre(subject: Subject) -> Iterator[Check]:
     if pre in (None, "", "default"):
         what = "is missing" if not pre else "is 'default'"
         fix = "convert the original again, which detects the pre-tokenizer: apr export FOLDER -o NEW.gguf"
-        yield Check("fail", f"tokenizer.ggml.pre {what}: text may be split by wrong rules", suggestion=fix)
+        yield fail(f"tokenizer.ggml.pre {what}: text may be split by wrong rules", fix)
 
 
 def no_types(subject: Subject) -> Iterator[Check]:
@@ -90,7 +91,7 @@ def no_types(subject: Subject) -> Iterator[Check]:
         yield skip("not a GGUF with tokens")
     elif "tokenizer.ggml.token_type" not in subject.model.metadata:
         fix = "convert the original again: apr export FOLDER -o NEW.gguf"
-        yield Check("fail", "token types are missing: control tokens count as plain text", suggestion=fix)
+        yield fail("token types are missing: control tokens are read as plain text", fix)
 
 
 def control_as_text(subject: Subject) -> Iterator[Check]:
@@ -104,7 +105,7 @@ def control_as_text(subject: Subject) -> Iterator[Check]:
     if plain:
         fix = "mark them as special in the original tokenizer files and convert again"
         message = f"{first_few(plain)} {'is' if len(plain) == 1 else 'are'} stored as plain text, not as control tokens"
-        yield Check("fail", message, suggestion=fix)
+        yield fail(message, fix)
 
 
 def doubled_tokens(subject: Subject) -> Iterator[Check]:
@@ -116,9 +117,7 @@ def doubled_tokens(subject: Subject) -> Iterator[Check]:
     doubled = [token for token, n in Counter(tokenizer.tokens).items() if n > 1]
     if doubled:
         fix = "fix the original tokenizer files and convert again"
-        yield Check(
-            "fail", f"{plural(len(doubled), 'token')} occur twice: {first_few(map(repr, doubled))}", suggestion=fix
-        )
+        yield fail(f"{plural(len(doubled), 'token')} occur twice: {first_few(map(repr, doubled))}", fix)
 
 
 def unpadded(subject: Subject) -> Iterator[Check]:
@@ -132,4 +131,4 @@ def unpadded(subject: Subject) -> Iterator[Check]:
         message = (
             f"the vocabulary has {rows:,} rows, not a multiple of 64: slow on tensor cores, hard to split over devices"
         )
-        yield Check("fail", message, embedding.name, suggestion=fix)
+        yield fail(message, fix, embedding.name)
