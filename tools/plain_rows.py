@@ -5,7 +5,8 @@
 A CLASS of transformers gets a line, or a new one in place of its old; without any, all lines are written again. Two
 tiny models of different sizes say which tensors the network has, and what of its config.json gives each dimension; it
 is built again with every switch of the config turned over, to see which tensors depend on it. Sizes of a class that the
-usual keys do not reach are in tests/support/arch_cases_plain.py.
+usual keys do not reach are in tests/support/arch_cases_plain.py. Of a network that only wrappers have, CLASS is the
+language model inside (MuseSparkTextModel): the line is of that model with a head.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class _Probe:
         self.sizes = {field: key for field, spelled in FIELDS.items() if (key := self._spelled(spelled))}
         self.tied = getattr(own, "tie_word_embeddings", None)
         self.prefix = str(self.model_class.base_model_prefix)
+        self.inside = name.endswith("TextModel")
 
     def _spelled(self, spelled: Sequence[str]) -> str:
         for name in (str(self.names.get(name, name)) for name in spelled):
@@ -109,7 +111,8 @@ class _Probe:
         from safetensors import safe_open
 
         untied = {"tie_word_embeddings": False} if self.tied is not None else {}
-        model = self.model_class(self.config(sizes, **{**untied, **more}))
+        config = self.config(sizes, **{**untied, **more})
+        model = self.model_class(config)
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             found: Shapes = {}
@@ -119,6 +122,11 @@ class _Probe:
                     if not more:
                         self.embedding = self._name_of(model.get_input_embeddings(), file)
                         self.head = self._name_of(model.get_output_embeddings(), file)
+        if self.inside:
+            found = {f"model.{name}": shape for name, shape in found.items()}
+            self.prefix, self.embedding, self.head = "model", "model.embed_tokens.weight", "lm_head.weight"
+            if not config.tie_word_embeddings:
+                found[self.head] = (config.vocab_size, config.hidden_size)
         if self.prefix not in _firsts(found):  # a class may save its model under another name
             self.prefix = next(iter(_firsts([self.embedding])), "")
         return found
@@ -131,7 +139,8 @@ class _Probe:
             model = self.model_class(self.config_class())
         found: dict[str, list[tuple[int, ...]]] = {}
         for name, weight in model.state_dict().items():
-            found.setdefault(template_of(name), []).append(tuple(weight.shape))
+            own = f"model.{name}" if self.inside else name
+            found.setdefault(template_of(own), []).append(tuple(weight.shape))
         return {name: shapes[0] for name, shapes in found.items() if len({*shapes}) == 1}
 
     @staticmethod
@@ -334,10 +343,10 @@ def line_of(name: str) -> PlainLine:
     rest = {key: kind for key, kind in kinds.items() if key not in {*probe.sizes.values(), *IGNORED}}
     kind = str(probe.config_class.model_type)
     shared = probe.is_shared()
-    others = probe.same_network(first) if inside and not shared else []
+    others = probe.same_network(first) if inside and not shared and not probe.inside else []
     return PlainLine(
         id=f"{kind}_decoder" if shared else kind,
-        classes=[name, *others],
+        classes=[name.replace("TextModel", "ForCausalLM"), name] if probe.inside else [name, *others],
         prefix=beginning if others and probe.prefix != "model" else "",
         model_type=kind,
         shared=shared,
@@ -449,7 +458,8 @@ def main(names: Sequence[str]) -> int:
     failed = 0
     for name in names or list(lines):
         try:
-            lines[name] = line_of(name)
+            line = line_of(name)
+            lines[line["classes"][0]] = line
         except Exception as failure:
             failed = 1
             print(f"{name}: {type(failure).__name__}: {str(failure).splitlines()[:1]}", file=sys.stderr)
