@@ -5,15 +5,17 @@
 A CLASS of transformers gets a line, or a new one in place of its old; without any, all lines are written again. Two
 tiny models of different sizes say which tensors the network has, and what of its config.json gives each dimension; it
 is built again with every switch of the config turned over, to see which tensors depend on it. Sizes of a class that the
-usual keys do not reach are in tests/support/arch_cases_plain.py.
+usual keys do not reach are in tests/support/arch_cases_plain.py. Of a network that only wrappers have, CLASS is the
+language model inside (MuseSparkTextModel): the line is of that model with a head.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import chain, combinations
 from pathlib import Path
@@ -27,14 +29,14 @@ from arch_models import quiet_transformers  # noqa: E402
 
 from aprfmt.arch.families.plain import LINES, PlainLine  # noqa: E402
 from aprfmt.arch.grammar import evaluate  # noqa: E402
-from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED  # noqa: E402
+from aprfmt.arch.row import HEAD, OPTIONAL, OUTPUT, REQUIRED  # noqa: E402
 
 Shapes = dict[str, tuple[int, ...]]
 FIELDS = {
     "num_layers": ("decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "num_layers"),
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "context_length"),
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "intermediate_size": ("decoder_ffn_dim", "intermediate_size", "ffn_dim", "n_inner", "dff", "dim_ff"),
+    "intermediate_size": ("decoder_ffn_dim", "intermediate_size", "ffn_dim", "n_inner", "dff", "dim_ff", "d_inner"),
     "num_heads": (
         "decoder_attention_heads",
         "num_decoder_attention_heads",
@@ -60,6 +62,8 @@ WORDS = {"vocab_size": "vocab", "hidden_size": "hidden", "intermediate_size": "f
 IGNORED = {"bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "use_cache", "output_attentions"}
 
 
+WHOLE = ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT", "MASKED_LM")
+"""Tables with the class of a model type's whole network; a decoder of the same type is a part of it."""
 WANTED = {"add_cross_attention": {"is_decoder": True}}
 """Switch -> what else the class then wants."""
 
@@ -71,8 +75,9 @@ class UnfitError(Exception):
 class _Probe:
     """A class of transformers whose tiny models are looked at."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, like: str = "") -> None:
         self.library = quiet_transformers()
+        self.chosen = SIZES.get(like or name, {})
         self.model_class = getattr(self.library, name)
         self.config_class = self.model_class.config_class
         own, plain = self.config_class(), self.library.PretrainedConfig()
@@ -80,6 +85,8 @@ class _Probe:
         self.fields = {key: value for key, value in own.to_dict().items() if key not in plain.to_dict()}
         self.sizes = {field: key for field, spelled in FIELDS.items() if (key := self._spelled(spelled))}
         self.tied = getattr(own, "tie_word_embeddings", None)
+        self.prefix = str(self.model_class.base_model_prefix)
+        self.inside = name.endswith("TextModel")
 
     def _spelled(self, spelled: Sequence[str]) -> str:
         for name in (str(self.names.get(name, name)) for name in spelled):
@@ -97,15 +104,15 @@ class _Probe:
             key: value if sizes is FIRST or any(word in key for word in counts) else value * 2
             for key, value in SMALL.items() if key in self.fields and key not in values
         }  # fmt: skip
-        chosen = SIZES.get(self.model_class.__name__, {})
-        return self.config_class(**{**values, **chosen, **more})
+        return self.config_class(**{**values, **self.chosen, **more})
 
     def shapes(self, sizes: Mapping[str, int], **more: Any) -> Shapes:
         """Names and shapes of a saved model."""
         from safetensors import safe_open
 
         untied = {"tie_word_embeddings": False} if self.tied is not None else {}
-        model = self.model_class(self.config(sizes, **{**untied, **more}))
+        config = self.config(sizes, **{**untied, **more})
+        model = self.model_class(config)
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             found: Shapes = {}
@@ -115,6 +122,13 @@ class _Probe:
                     if not more:
                         self.embedding = self._name_of(model.get_input_embeddings(), file)
                         self.head = self._name_of(model.get_output_embeddings(), file)
+        if self.inside:
+            found = {f"model.{name}": shape for name, shape in found.items()}
+            self.prefix, self.embedding, self.head = "model", "model.embed_tokens.weight", "lm_head.weight"
+            if not config.tie_word_embeddings:
+                found[self.head] = (config.vocab_size, config.hidden_size)
+        if self.prefix not in _firsts(found):  # a class may save its model under another name
+            self.prefix = next(iter(_firsts([self.embedding])), "")
         return found
 
     def full_shapes(self) -> Shapes:
@@ -125,7 +139,8 @@ class _Probe:
             model = self.model_class(self.config_class())
         found: dict[str, list[tuple[int, ...]]] = {}
         for name, weight in model.state_dict().items():
-            found.setdefault(template_of(name), []).append(tuple(weight.shape))
+            own = f"model.{name}" if self.inside else name
+            found.setdefault(template_of(own), []).append(tuple(weight.shape))
         return {name: shapes[0] for name, shapes in found.items() if len({*shapes}) == 1}
 
     @staticmethod
@@ -136,11 +151,32 @@ class _Probe:
 
     def is_shared(self) -> bool:
         """Whether classes of other networks have the same model type: encoders, encoder-decoders, wrappers."""
+        return self.model_class.__name__ not in next(self._tabled(*WHOLE), (self.model_class.__name__,))
+
+    def same_network(self, tensors: Collection[str]) -> list[str]:
+        """Other classes with the network whose tensors these are, but for heads and poolers: those of a decoder or an
+        encoder, and the one without a head.
+        """
+        own = _body(tensors, f"{self.prefix}.")
+        found = []
+        for name in dict.fromkeys(name for names in self._tabled("MASKED_LM", "CAUSAL_LM", "") for name in names):
+            if name != self.model_class.__name__:
+                other = _Probe(name, self.model_class.__name__)
+                shapes = {template_of(tensor) for tensor in other.shapes(FIRST)}
+                beginning = "" if name.endswith("Model") and self.prefix not in _firsts(shapes) else f"{self.prefix}."
+                if own and _body(shapes, beginning) == own:
+                    found.append(name)
+        return found
+
+    def _tabled(self, *tables: str) -> Iterator[tuple[str, ...]]:
+        """The classes of the model type in tables of transformers ("MASKED_LM"; "" for those without a head)."""
         from transformers.models.auto import modeling_auto as auto
 
-        kind = self.config_class.model_type
-        tables = ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT")
-        return any(kind in getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES") for table in tables)
+        for table in tables:
+            known = getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES" if table else "MODEL_MAPPING_NAMES")
+            if self.config_class.model_type in known:
+                names = known[self.config_class.model_type]
+                yield (names,) if isinstance(names, str) else tuple(names)
 
     def has_nested_rope(self) -> bool:
         """Whether the rope parameters are those of layer types, which only the class itself reads."""
@@ -154,6 +190,16 @@ class _Probe:
             for name, value in self.fields.items()
             if isinstance(value, bool) and name not in IGNORED and "router_logits" not in name
         )
+
+
+def _firsts(names: Collection[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+def _body(names: Collection[str], beginning: str) -> set[str]:
+    """The names inside a model without its head, without those of a pooler."""
+    inside = {name.removeprefix(beginning) for name in names if name.startswith(beginning)}
+    return {name for name in inside if "pooler" not in name.split(".")}
 
 
 def _is_stored(weight: Any, file: Any, name: str) -> bool:
@@ -281,37 +327,45 @@ def line_of(name: str) -> PlainLine:
         for found in sorted(first, key=lambda name: name.endswith(".bias"))
     }
     tensors = {found: tensors[found] for found in first}
-    counted: dict[str, set[int]] = {}
-    for tensor in shapes[0]:
-        counted.setdefault(template_of(tensor), set()).update(_layer(tensor))
-    depth = max((max(layers) + 1 for layers in counted.values() if layers), default=0)
-    for found, layers in counted.items():
-        if layers and layers != set(range(depth)):
-            tensors[found] = (tensors[found][0], OPTIONAL)
-    tensors |= _switched(probe, tensors, dims)
+    counts = _stacks(shapes[0])
+    depth = {stack: _depth(layers, dims.words, alone=len(counts) == 1) for stack, layers in counts.items()}
+    counts = {stack: dims.words["layers"] if depth[stack] == "layers" else n for stack, n in counts.items()}
+    tensors |= {found: (tensors[found][0], OPTIONAL) for found in _not_in_all_layers(shapes[0], counts)}
+    tensors |= _switched(probe, tensors, dims, depth)
     if probe.tied is not None:
         kept = {template_of(tensor) for tensor in probe.shapes(FIRST, tie_word_embeddings=True)}
-        tensors |= {
-            found: (tensors[found][0], HEAD) for found in tensors.keys() - kept if tensors[found][1] == REQUIRED
-        }
+        tensors |= {found: _also(tensors[found], HEAD) for found in first.keys() - kept}
+    inside = probe.prefix in _firsts(tensors)
+    beginning = f"{probe.prefix}." if inside else ""
+    tensors |= {found: _also(tensors[found], OUTPUT) for found in tensors if not found.startswith(beginning)}
     kinds = {key: KINDS[type(value)] for key, value in probe.fields.items() if type(value) in KINDS}
-    others = {key: "u32" for key in probe.fields if key not in kinds}
-    rest = {key: kind for key, kind in (kinds | others).items() if key not in {*probe.sizes.values(), *IGNORED}}
+    kinds |= {key: "u32" for key in probe.fields if key not in kinds}
+    rest = {key: kind for key, kind in kinds.items() if key not in {*probe.sizes.values(), *IGNORED}}
     kind = str(probe.config_class.model_type)
     shared = probe.is_shared()
+    others = probe.same_network(first) if inside and not shared and not probe.inside else []
     return PlainLine(
         id=f"{kind}_decoder" if shared else kind,
-        classes=[name],
+        classes=[name.replace("TextModel", "ForCausalLM"), name] if probe.inside else [name, *others],
+        prefix=beginning if others and probe.prefix != "model" else "",
         model_type=kind,
         shared=shared,
         sizes=probe.sizes,
         rope=not probe.has_nested_rope() and rest.pop("rope_parameters", None) is not None,
         config=rest,
         tensors=tensors,
-        depth=_depth(depth, dims.words),
+        depth=depth,
         embedding=probe.embedding,
         head=probe.head,
     )
+
+
+def _also(tensor: tuple[str, str], need: str) -> tuple[str, str]:
+    """A tensor that is needed if `need` holds too."""
+    dims, known = tensor
+    if known == REQUIRED:
+        return dims, need
+    return dims, known if known == OPTIONAL or known.endswith(HEAD) else f"{known}&{need}"
 
 
 def _by_template(shapes: Shapes) -> Shapes:
@@ -334,27 +388,59 @@ def _layer(name: str) -> set[int]:
     return {numbers[0]} if numbers else set()
 
 
-def _depth(layers: int, words: Mapping[str, int]) -> str:
+def _stacks(shapes: Shapes) -> dict[str, int]:
+    """The part of a name before the number of a layer -> how many layers there are."""
+    found: dict[str, int] = {}
+    for tensor in shapes:
+        before, numbered, _ = template_of(tensor).partition("{n}")
+        if numbered:
+            found[before] = max(found.get(before, 0), *(layer + 1 for layer in _layer(tensor)))
+    return found
+
+
+def _not_in_all_layers(shapes: Shapes, stacks: Mapping[str, int]) -> Iterator[str]:
+    counted: dict[str, set[int]] = {}
+    for tensor in shapes:
+        counted.setdefault(template_of(tensor), set()).update(_layer(tensor))
+    for found, layers in counted.items():
+        if "{n}" in found and layers != set(range(stacks[found.partition("{n}")[0]])):
+            yield found
+
+
+def _depth(layers: int, words: Mapping[str, int], *, alone: bool) -> str:
+    """What counts so many layers. Of several stacks one may have tensors in some of the layers only."""
     if words.get("layers") == layers:
+        return "layers"
+    counts = (name for name, value in words.items() if value == layers and re.search(r"(layers|groups)$", name))
+    if (name := next(counts, "")) != "":
+        return name
+    if not alone and layers < words.get("layers", 0):
         return "layers"
     if words.get("layers") == 2 * layers:  # its config.json counts attention and MLP apart
         return "layers/2"
     raise UnfitError(f"nothing counts {layers} layers")
 
 
-def _switched(probe: _Probe, tensors: Mapping[str, tuple[str, str]], dims: _Sizes) -> dict[str, tuple[str, str]]:
-    """The tensors that a switch of the config adds or takes away."""
+def _switched(
+    probe: _Probe, tensors: Mapping[str, tuple[str, str]], dims: _Sizes, stacks: Collection[str]
+) -> dict[str, tuple[str, str]]:
+    """The tensors that a switch of the config adds or takes away, by the name itself where it is of no known stack."""
+
+    def spell(name: str) -> str:
+        template = template_of(name)
+        return template if "{n}" not in template or template.partition("{n}")[0] in stacks else name
+
     changed: dict[str, tuple[str, str]] = {}
     for switch in probe.switches():
         value = not getattr(probe.config(FIRST), switch)
         turned = {switch: value, **WANTED.get(switch, {})}
         try:
             first = probe.shapes(FIRST, **turned)
-            added = {template_of(name) for name in first} - tensors.keys()
+            added = {*map(spell, first)} - tensors.keys()
             other = first, probe.shapes(SECOND, **turned) if added else first
         except Exception:
             continue  # the class refuses it, or has no such network
-        new = {template_of(name): (shape, other[1][name]) for name, shape in other[0].items()}
+        new = {spell(name): (shape, other[1][name]) for name, shape in other[0].items()}
         need = switch if value else f"!{switch}"
         for name, pair in new.items():
             if name not in tensors:
@@ -372,11 +458,14 @@ def main(names: Sequence[str]) -> int:
     failed = 0
     for name in names or list(lines):
         try:
-            lines[name] = line_of(name)
+            line = line_of(name)
+            lines[line["classes"][0]] = line
         except Exception as failure:
             failed = 1
             print(f"{name}: {type(failure).__name__}: {str(failure).splitlines()[:1]}", file=sys.stderr)
-        LINES.write_text("".join(json.dumps(lines[name]) + "\n" for name in sorted(lines)))
+        inside = {other for line in lines.values() for other in line["classes"][1:]}
+        lines = {first: line for first, line in lines.items() if first not in inside}
+        LINES.write_text("".join(json.dumps(lines[first]) + "\n" for first in sorted(lines)))
     return failed
 
 

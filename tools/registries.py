@@ -6,8 +6,9 @@ FOLDER is an installed package, an unpacked wheel or a source tree of transforme
 without one, the installed transformers and mlx_lm, and llama.cpp's converter of the material cache. Prints how many
 classes of each registry are known, and each of the others with the rows whose modules and config keys are most like
 its own; `--draft` adds a row to begin with, `--only "transformers causal"` shows one registry. What is left out on
-purpose says why (tests/conformance/unregistered.jsonl): exit 1 when a class of transformers or a network of
-mlx_lm is unknown without a reason, or when a reason is given for one that is known or gone.
+purpose says why (tests/conformance/unregistered.jsonl), and a class with a head whether its network has a row: exit 1
+when a class of transformers or a network of mlx_lm is unknown without a reason, or when a reason is given for one that
+is known or gone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tools")]
 
 from registry_modules import Near, draft_of, nearest_rows, network_of  # noqa: E402
-from registry_sources import CONVERTER, Registered, Registry, reasons, registries_in, unknown_in  # noqa: E402
+from registry_sources import (  # noqa: E402
+    CONVERTER,
+    NO_BACKBONE,
+    Registered,
+    Registry,
+    lacks_backbone,
+    reasons,
+    registries_in,
+    unknown_in,
+)
 
 EXPLAINED = ("transformers causal", "mlx_lm")
 """The registries whose every unknown class needs a reason."""
@@ -70,8 +80,10 @@ def _near(found: Registered) -> list[Near]:
 
 
 def _lines(registry: Registry, *, draft: bool) -> Iterator[str]:
-    unknown, why = unknown_in(registry), reasons()
-    yield f"{registry.title}: {len(registry.classes) - len(unknown)} of {len(registry.classes)} known"
+    unknown, why = unknown_in(registry), _why(registry)
+    bare = sum(lacks_backbone(registry, found) for found in unknown)
+    rest = f", {bare} whose {NO_BACKBONE}" if bare else ""
+    yield f"{registry.title}: {len(registry.classes) - len(unknown)} of {len(registry.classes)} known{rest}"
     for found in unknown:
         near = _near(found)
         beside = ", ".join(f"{row.row} {row.score:.2f}" for row in near)
@@ -81,8 +93,12 @@ def _lines(registry: Registry, *, draft: bool) -> Iterator[str]:
             yield "    " + draft_of(found.name, found.model_type, near[0]).replace("\n", "\n    ")
 
 
+def _why(registry: Registry) -> dict[str, str]:
+    return {f.name: NO_BACKBONE for f in unknown_in(registry) if lacks_backbone(registry, f)} | reasons()
+
+
 def _as_json(registry: Registry) -> dict[str, object]:
-    unknown, why = unknown_in(registry), reasons()
+    unknown, why = unknown_in(registry), _why(registry)
     return {
         "registry": registry.title,
         "registered": len(registry.classes),

@@ -11,6 +11,7 @@ from arch_models import build, find_case, write_tokenizers
 import aprfmt
 from aprfmt.arch.families.plain import LINES
 from aprfmt.arch.loaders import loader_of
+from aprfmt.arch.names import canonical_name
 from aprfmt.arch.table import ARCHITECTURES, find
 from aprfmt.errors import RefusedError
 from plain_rows import UNKNOWN, line_of, size_of, sizes_by_value, template_of
@@ -70,7 +71,26 @@ def test_classes_of_a_shared_model_type_are_known_by_name_alone() -> None:
     assert row is not None
     assert other is not None
     assert (row.id, other.id) == ("bert_decoder", "bert")
-    assert find(hf_class="BartForConditionalGeneration", model_type="bart") is None
+    assert find(hf_class="ProphetNetEncoder", model_type="whisper") is None
+
+
+def test_a_decoder_alone_is_another_row_than_the_whole_network() -> None:
+    decoder, whole, head = (
+        find(hf_class=f"Bart{name}", model_type="bart")
+        for name in ("ForCausalLM", "ForConditionalGeneration", "ForSequenceClassification")
+    )
+    assert [row and row.id for row in (decoder, whole, head)] == ["bart_decoder", "bart", "bart"]
+    assert whole is not None
+    assert {row.depth for row in whole.tensors if "{n}" in row.hf[0]} == {"layers", "encoder_layers"}
+
+
+def test_heads_are_needed_by_the_classes_that_have_them() -> None:
+    """Of a decoder's class and of a bare model whose names lack the prefix."""
+    electra = ARCHITECTURES["electra"]
+    assert electra.bare_classes == ("ElectraModel",)
+    assert canonical_name(electra, "embeddings.LayerNorm.weight") == "electra.embeddings.LayerNorm.weight"
+    needs = {row.hf[0].partition(".")[0]: row.need for row in electra.tensors}
+    assert (needs["generator_predictions"], needs["generator_lm_head"]) == ("output", "head")
 
 
 def test_a_gguf_of_another_row_has_no_class_and_no_config_of_the_first(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""Classes that only vLLM has: their GGUF is that of the transformers class whose network they are, bit by bit.
+"""Classes that only vLLM has: their GGUF is that of the transformers class whose network they are, bit by bit, and
+llama.cpp computes with it what transformers computes with that class.
 
-The logits of the latter's GGUF in llama.cpp are transformers' (tools/conformance.py).
+The weights get the names and the order in which vLLM loads them here, not by the rows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arch_models import build, find_case, write_tokenizers
+from arch_models import build, find_case, relative_error, token_ids, top1_equal, transformers_logits, write_tokenizers
+from llama_peer import LlamaPeer
 from safetensors.numpy import load_file, save_file
 
 import aprfmt
@@ -74,30 +76,52 @@ def telechat2(config: Config, arrays: Arrays) -> Config:
     return renamed(config, sizes, "TeleChat2ForCausalLM", "telechat2")
 
 
-@pytest.mark.parametrize(
+by_class = pytest.mark.parametrize(
     ("case_id", "change"),
     [("qwen2", mimo), ("llama/llama3", telechat3), ("llama/biases", telechat2), ("deepseek_v3", sarvam)],
 )
-def test_the_gguf_is_that_of_the_known_class(
-    case_id: str, change: Callable[[Config, Arrays], Config], tmp_path: Path
-) -> None:
-    case = find_case(case_id)
-    build(case, tmp_path / "known", write_tokenizers(tmp_path / "tokenizers", [case.tokenizer], 512))
-    arrays: Arrays = load_file(tmp_path / "known" / "model.safetensors")
+
+
+def write_both(case_id: str, change: Callable[[Config, Arrays], Config], folder: Path) -> None:
+    """Writes the folder `known` of a class of transformers, and `ours` of the class of vLLM with the same weights."""
+    case, known, ours = find_case(case_id), folder / "known", folder / "ours"
+    build(case, known, write_tokenizers(folder / "tokenizers", [case.tokenizer], 512))
+    arrays: Arrays = load_file(known / "model.safetensors")
     if change is telechat2:
         for name in arrays:
             if name.endswith(".bias") and not name.endswith(("o_proj.bias", "down_proj.bias")):
                 arrays[name] = np.zeros_like(arrays[name])
-        save_file(arrays, tmp_path / "known" / "model.safetensors")
-        plain = json.loads((tmp_path / "known" / "config.json").read_text())
+        save_file(arrays, known / "model.safetensors", {"format": "pt"})
+        plain = json.loads((known / "config.json").read_text())
         plain.pop("head_dim")  # which TeleChat 2 does not state
-        (tmp_path / "known" / "config.json").write_text(json.dumps(plain))
-    (tmp_path / "ours").mkdir()
-    for path in (tmp_path / "known").iterdir():
-        (tmp_path / "ours" / path.name).write_bytes(path.read_bytes())
-    config = change(json.loads((tmp_path / "known" / "config.json").read_text()), arrays)
-    (tmp_path / "ours" / "config.json").write_text(json.dumps(config))
-    save_file(arrays, tmp_path / "ours" / "model.safetensors")
+        (known / "config.json").write_text(json.dumps(plain))
+    ours.mkdir()
+    for path in known.iterdir():
+        (ours / path.name).write_bytes(path.read_bytes())
+    config = change(json.loads((known / "config.json").read_text()), arrays)
+    (ours / "config.json").write_text(json.dumps(config))
+    save_file(arrays, ours / "model.safetensors")
+
+
+@pytest.mark.llama
+@by_class
+def test_llama_cpp_computes_the_logits_of_the_known_class(
+    case_id: str, change: Callable[[Config, Arrays], Config], tmp_path: Path, llama_cpp: LlamaPeer
+) -> None:
+    write_both(case_id, change, tmp_path)
+    aprfmt.convert_model(tmp_path / "ours", tmp_path / "ours.gguf", dtype="f32")
+    ids = token_ids(tmp_path / "known")
+    wanted = transformers_logits(tmp_path / "known", ids)
+    got = llama_cpp.logits(tmp_path / "ours.gguf", ids, "causal")
+    assert relative_error(got, wanted) < 5e-3
+    assert top1_equal(got, wanted)
+
+
+@by_class
+def test_the_gguf_is_that_of_the_known_class(
+    case_id: str, change: Callable[[Config, Arrays], Config], tmp_path: Path
+) -> None:
+    write_both(case_id, change, tmp_path)
     for name in ("known", "ours"):
         aprfmt.convert_model(tmp_path / name, tmp_path / f"{name}.gguf", dtype="f32")
     with aprfmt.open(tmp_path / "known.gguf") as known, aprfmt.open(tmp_path / "ours.gguf") as ours:

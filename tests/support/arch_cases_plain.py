@@ -30,6 +30,8 @@ SMALL: dict[str, int] = {
     "decoder_ffn_dim": 112,
     "decoder_attention_heads": 4,
     "encoder_layers": 1,
+    "encoder_ffn_dim": 104,
+    "encoder_attention_heads": 4,
     "sliding_window": 8,
     "max_target_positions": 512,
     "max_source_positions": 32,
@@ -44,6 +46,7 @@ SMALL: dict[str, int] = {
     "output_embedding_size": 52,
     "conv1d_width": 3,
     "zero_expert_num": 4,
+    "moe_hidden_size": 30,
     "expert_ffn_hidden_size": 40,
     "swa_num_attention_heads": 4,
     "swa_num_key_value_heads": 2,
@@ -59,6 +62,16 @@ SMALL: dict[str, int] = {
     "n_mamba_heads": 8,
     "router_hidden_size": 18,
     "pad_token_id": 0,
+    "intra_bottleneck_size": 48,
+    "num_global_tokens": 10,
+    "max_encoder_position_embeddings": 64,
+    "max_decoder_position_embeddings": 60,
+    "pronunciation_vocab_size": 30,
+    "pronunciation_embed_dim": 22,
+    "shape_vocab_size": 34,
+    "shape_embed_dim": 26,
+    "src_vocab_size": 490,
+    "tgt_vocab_size": 510,
 }
 """Sizes of tiny models, for config classes that know the key."""
 _INKLING: dict[str, Any] = {"layer_types": ["hybrid_sliding", "hybrid"], "mlp_layer_types": ["dense", "sparse"]}
@@ -83,6 +96,11 @@ SIZES: dict[str, dict[str, Any]] = {
     "GPTNeoForCausalLM": {"attention_types": [[["global", "local"], 1]]},
     "MllamaForCausalLM": {"cross_attention_layers": [1]},
     "JetMoeForCausalLM": {"kv_channels": 16},
+    "MuseSparkTextModel": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "layer_rope_theta": [10000.0, 0.0],
+    },
 }
 """Class -> config.json keys of its tiny model, where the usual sizes do not suffice."""
 
@@ -94,18 +112,34 @@ _CONFIGS = {
     "Inkling2LoopForCausalLM": "Inkling2LoopTextConfig",
     "MllamaForCausalLM": "MllamaTextConfig",
     "XLMWithLMHeadModel": "XLMConfig",
+    "FlaubertWithLMHeadModel": "FlaubertConfig",
+    "MarianMTModel": "MarianConfig",
 }
 """Class -> its config class, where the names differ."""
+_OF_CASES: dict[str, dict[str, Any]] = {
+    "FSMTForConditionalGeneration": {"src_vocab_size": 50000, "tgt_vocab_size": 50000},
+    "LEDForConditionalGeneration": {"attention_window": 8},
+    "XLNetLMHeadModel": {"d_head": 16},
+    "XmodForMaskedLM": {"default_language": "en_XX"},
+}
+"""Class -> config.json keys that its case needs to compute a text."""
+_KINDS = {"ForMaskedLM": "encoder", "ForConditionalGeneration": "seq2seq", "MTModel": "seq2seq"}
 CANNOT = "it has no such network"
 
 
 def _case(name: str, row: str, known: Collection[str]) -> ArchCase:
-    config = _CONFIGS.get(name) or re.sub(r"(ForCausalLM|LMHeadModel)$", "Config", name)
+    config = _CONFIGS.get(name) or re.sub(r"(For[A-Z]\w+|LMHeadModel)$", "Config", name)
     sizes = {key: value for key, value in SMALL.items() if key in known or key == "pad_token_id"}
-    return ArchCase(row, row, config, name, {**sizes, **SIZES.get(name, {})}, llama_cpp_cannot=CANNOT)
+    kind = next((kind for end, kind in _KINDS.items() if name.endswith(end)), "causal")
+    sizes |= SIZES.get(name, {}) | _OF_CASES.get(name, {})
+    return ArchCase(row, row, config, name, sizes, llama_cpp_cannot=CANNOT, kind=kind)
 
+
+_INSIDE = ("MuseSparkForCausalLM",)
+"""Networks that only wrappers have: their cases are in arch_cases_served.py."""
 
 CASES: tuple[ArchCase, ...] = tuple(
     _case(line["classes"][0], line["id"], {*line["config"], *line["sizes"].values()})
     for line in map(json.loads, LINES.read_text("utf-8").splitlines())
+    if line["classes"][0] not in _INSIDE
 )

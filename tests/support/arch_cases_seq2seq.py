@@ -37,4 +37,6 @@ CASES: tuple[ArchCase, ...] = (
     replace(_case("umt5/head", "UMT5", cannot=_SCALED), own_head=True),
     _case("t5encoder", "T5", "EncoderModel"),
     _case("t5encoder/gated", "T5", "EncoderModel", feed_forward_proj="gated-gelu"),
+    _case("t5encoder/mt5", "MT5", "EncoderModel", feed_forward_proj="gated-gelu"),
+    _case("umt5encoder", "UMT5", "EncoderModel", feed_forward_proj="gated-gelu"),
 )

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -270,7 +270,8 @@ def write_checkpoint(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path
     torch.manual_seed(seed)
     tensors = {}
     target = {**DIMS, **case.target} if case.target else None
-    for name, shape in (*row_tensors(config, target=target), *case.optional.items(), *case.beside.items()):
+    needed = row_tensors(config, target=target, given=case.optional)
+    for name, shape in (*needed, *case.optional.items(), *case.beside.items()):
         tensor = torch.empty(shape)
         _fill(name, tensor)
         if name == "d2t":
@@ -324,8 +325,11 @@ def row_tensors(
     layers: Sequence[int] | None = None,
     also: Sequence[str] = (),
     target: Mapping[str, Any] | None = None,
+    given: Collection[str] = (),
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of the tensors that the row of this config asks for. Raises ValueError for an unknown size.
+
+    Those that are `given` are left out.
 
     `layers` gives those of these layers alone, `also` names optional modules that are made there.
     `target` is the config.json of the model that a draft model drafts for.
@@ -355,9 +359,10 @@ def row_tensors(
             made |= {*names.gguf_names(part, layer, h)}
             for template, dims in zip(part.hf, part.dims * (len(part.hf) // len(part.dims)), strict=True):
                 shape = shape_of(dims, sizes_of(h, layer))
-                if None in shape:
+                wanted = [name for name in names.expand(part, template, h, layer) if name not in given]
+                if None in shape and wanted:
                     raise ValueError(f"{template}: {dims} is not known: {shape}")
-                for name in names.expand(part, template, h, layer):
+                for name in wanted:
                     yield name, tuple(size for size in shape if size is not None)
 
 

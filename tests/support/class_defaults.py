@@ -91,7 +91,7 @@ def attribute(config: Any, name: str) -> Any:
     here = config
     for part in name.split("."):
         here = here[part] if isinstance(here, dict) else getattr(here, part)
-    return here
+    return [*here] if isinstance(here, tuple) else here
 
 
 def rotation_of(row: Architecture) -> str:

@@ -14,13 +14,14 @@ from arch_models import CACHE, quiet_transformers
 REASONS = Path(__file__).parents[1] / "conformance" / "unregistered.jsonl"
 """A reason a line, and the classes of a registry that have no row for it."""
 CONVERTER = CACHE / "llama.cpp-converter" / "conversion"
-HEADLESS = ("masked LM", "sequence classification")
+HEADLESS = ("masked LM", "sequence classification", "token classification")
 """Tables of transformers whose classes have another head on a network that may have a row."""
 TRANSFORMERS_TABLES = {
     "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "image-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
     "masked LM": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
     "sequence classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "token classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
     "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
 }
 
@@ -261,6 +262,23 @@ def mlx_modules(source: Path | None) -> frozenset[str]:
 def unknown_in(registry: Registry) -> list[Registered]:
     """The classes of a registry that our tables lack."""
     return [found for found in registry.classes if not is_known(registry, found)]
+
+
+NO_BACKBONE = "backbone has no row"
+
+
+def lacks_backbone(registry: Registry, found: Registered) -> bool:
+    """Whether a class of transformers with a head is unknown because no row has a network of its model type."""
+    return registry.title.endswith((*HEADLESS, "seq2seq")) and found.model_type not in _types_of_rows()
+
+
+@cache
+def _types_of_rows() -> frozenset[str]:
+    from aprfmt.arch.table import ARCHITECTURES
+    from aprfmt.arch.wrappers import WRAPPERS
+
+    rows = {kind for row in ARCHITECTURES.values() for kind in (row.model_type, *row.model_types)}
+    return frozenset(rows | {wrapper.model_type for wrapper in WRAPPERS})
 
 
 def reasons(title: str | None = None) -> dict[str, str]:

@@ -47,7 +47,7 @@ _KINDS = (
     (
         HEAD,
         r"score|cls|(pre_)?classifier|classification_head|qa_outputs|seq_relationship|v_head|value_head|reward_head"
-        r"|rm_head|regression_layer|gating|reward_transform_matrix|multiple_choice_head",
+        r"|logits_proj|rm_head|regression_layer|gating|reward_transform_matrix|multiple_choice_head",
     ),
     ("module of sentence-transformers", r"\d+_\w+"),
 )

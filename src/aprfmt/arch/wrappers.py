@@ -15,6 +15,8 @@ BEGINNINGS = (
 """Name prefixes of a wrapper's language model, and of classes with another head."""
 _QUERIES = ("language_projection.", "query_tokens")
 """Of BLIP-2: what joins the Q-Former and the language model."""
+_MERGER = ("patch_merger.", "pre_mm_projector_norm.", "vision_encoder.", "vision_language_adapter.")
+"""Of Mistral Large 4, whose language model has no prefix: what joins it to its tower, and the tower."""
 WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("Qwen2AudioForConditionalGeneration", "qwen2_audio", "qwen2"),
     Wrapper("AudioFlamingo3ForConditionalGeneration", "audioflamingo3", "qwen2"),
@@ -112,4 +114,6 @@ WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("Lfm3VlForConditionalGeneration", "lfm3_vl", "lfm3"),
     Wrapper("MllamaForConditionalGeneration", "mllama", "mllama_text_model"),
     Wrapper("HCXVisionV2ForCausalLM", "", "hyperclovax"),
+    Wrapper("MuseSparkForConditionalGeneration", "muse_spark", "muse_spark_text"),
+    Wrapper("MistralLarge4ForConditionalGeneration", "mistral_large4", "mistral_large4_text", beside=_MERGER),
 )

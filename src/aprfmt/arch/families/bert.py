@@ -151,7 +151,8 @@ _MPNET = Architecture(
         ),
         *hf_only("hidden,hidden", "pooler.dense", "lm_head.dense"), *hf_only("hidden", "lm_head.layer_norm"),
         *hf_only("vocab,hidden", "lm_head.decoder"), *hf_only("vocab", "lm_head.bias"),
-        *hf_only("num_labels,hidden", "classifier", "qa_outputs"),
+        *hf_only("hidden,hidden", "classifier.dense"),
+        *hf_only("num_labels,hidden", "classifier", "classifier.out_proj", "qa_outputs"),
     ),
     keys=(
         *DIMS, LAYER_EPS, *ENCODER, Key("tokenizer.ggml.token_type_count", constant=1, needed=REQUIRED), gelu(),

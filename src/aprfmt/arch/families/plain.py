@@ -27,26 +27,28 @@ class PlainLine(TypedDict):
 
     Attributes:
         id: of the row: the model type, or that of a decoder beside another row.
-        classes: that have the network, the one with a head first.
+        classes: that have the network, the one with a head first, the one without any ("OPTModel") last.
+        prefix: what the last one's checkpoints lack before the names of its tensors.
         model_type: as in config.json.
         shared: whether other networks have the same model type, so that only the class tells this one.
         sizes: field of Hyperparams -> config.json key.
         rope: whether its config.json has rope parameters.
         config: other config.json keys -> kind.
         tensors: name -> shape, and the condition under which it must be there.
-        depth: what `{n}` counts.
+        depth: what `{n}` counts, by the part of the name before it.
         embedding, head: names of the input and output embeddings.
     """
 
     id: str
     classes: list[str]
+    prefix: str
     model_type: str
     shared: bool
     sizes: dict[str, str]
     rope: bool
     config: dict[str, str]
     tensors: dict[str, tuple[str, str]]
-    depth: str
+    depth: dict[str, str]
     embedding: str
     head: str
 
@@ -55,7 +57,8 @@ def _row(line: PlainLine) -> Architecture:
     return Architecture(
         id=line["id"], gguf=line["id"], hf_class=line["classes"][0], model_type=line["model_type"],
         hf_classes=tuple(line["classes"]), model_types=() if line["shared"] else (line["model_type"],),
-        bare_classes=tuple(line["classes"][1:]),
+        bare_classes=tuple(name for name in line["classes"][1:] if name.endswith("Model")),
+        prefixes=(("", line["prefix"]),) if line["prefix"] else (),
         tensors=tuple(_tensors(line)),
         keys=(
             *_sizes(line["sizes"]), *((ROPE,) if line["rope"] else ()),
@@ -83,7 +86,7 @@ def _tensors(line: PlainLine) -> Iterator[TensorRow]:
         is_head = name == line["head"] and name != line["embedding"]
         yield TensorRow(
             (name,), places.get(name, ()), (dims,), HEAD if is_head else need,
-            depth=line["depth"] if "{n}" in name else "layers",
+            depth=line["depth"][name.partition("{n}")[0]] if "{n}" in name else "layers",
         )
 
 

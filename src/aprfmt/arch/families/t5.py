@@ -121,17 +121,26 @@ _T5 = Architecture(
     differs=(Difference(_SCALED, _IS_SCALED, slight=True),),
 )
 
+_EACH_LAYER = "tensors=enc.blk.1.attn_rel_b.weight"
+"""Of UMT5, whose layers have a bias of positions each."""
+
+
+def _encoder(name: str, stems: tuple[str, ...], layers: str, when: str = "") -> Architecture:
+    """The encoder alone."""
+    classes = tuple(stem + end for stem in stems for end in ("EncoderModel", "ForTokenClassification"))
+    return replace(
+        _T5, id=name, gguf="t5encoder", hf_class=classes[0], model_type=stems[0].lower(), hf_classes=classes,
+        bare_classes=classes, model_types=(), tensors=_t5_encoder(layers), keys=_ENCODER_KEYS, differs=(), when=when,
+    )
+
+
 ROWS: tuple[Architecture, ...] = (
     _T5,
     replace(
         _T5, id="umt5",
         **class_names("UMT5ForConditionalGeneration", "UMT5Model", types=("umt5",), bare=("UMT5Model",)),
-        when="tensors=enc.blk.1.attn_rel_b.weight", tensors=_t5(""),
+        when=_EACH_LAYER, tensors=_t5(""),
     ),
-    replace(
-        _T5, id="t5encoder", gguf="t5encoder", hf_class="T5EncoderModel",
-        hf_classes=("T5EncoderModel", "T5ForTokenClassification"),
-        bare_classes=("T5EncoderModel", "T5ForTokenClassification"), model_types=(), tensors=_t5_encoder("first"),
-        keys=_ENCODER_KEYS, differs=(),
-    ),
+    _encoder("t5encoder", ("T5", "MT5"), "first"),
+    _encoder("umt5encoder", ("UMT5",), "", when=_EACH_LAYER),
 )
