@@ -178,7 +178,7 @@ def float_gguf(source: Path, work: Path, *, dither: bool) -> Path:
     path = work / "model.gguf"
     if not path.exists():
         made = work / "unfinished.gguf"
-        aprfmt.convert_model(source, made, force=True, **({"dtype": "f16"} if dither else {}))
+        aprfmt.convert_model(source, made, force=True, dtype="f16" if dither else "keep")
         if dither:
             add_digits(source, made)
         made.rename(path)
