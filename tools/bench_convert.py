@@ -4,7 +4,7 @@ Whole processes taking turns, from a Hugging Face folder of Qwen2.5-1.5B's shape
 GB; with --full 28 layers, 3.09 GB, for which 20 GB of disk must be free). The floors are plain writes of the same
 bytes; the peers are llama.cpp's convert_hf_to_gguf.py and the safetensors library.
 
-    --only bf16 q8_0   only these tables; of bf16, f16, q8_0, q4_k_m, repack, memory
+    --only bf16 q8_0   only these tables; of bf16, f16, q8_0, q4_k_m, fp8, repack, memory
     --layers N         another size; --memory-layers N M for the sizes of the table of memory
 """
 
@@ -131,7 +131,7 @@ def to_gguf(bench: Bench, dtype: str) -> None:
     base = [SYNCED, WRITE, PEER]
     jobs = floors(bench, n_bytes)
     if dtype == "q8_0":
-        source_bytes = sum(path.stat().st_size for path in bench.folder.glob("*.safetensors"))
+        source_bytes = _size(bench.folder)
         whole = f"{WRITE} of the source's {source_bytes / 1e9:.2f} GB"
         jobs.append(floor_write(whole, bench.work / "floor", source_bytes, bench.weights, fsync=False))
         base.insert(2, whole)
@@ -148,8 +148,27 @@ def to_mix(bench: Bench, mix: str) -> None:
     jobs = [ours("aprfmt to GGUF", bench.folder, out, "--dtype", mix)]
     if has_peer(bench):
         jobs.append(Job(STEPS, lambda: two_steps(bench, mix, peer), (peer,)))
-    n_bytes = sum(path.stat().st_size for path in bench.folder.glob("*.safetensors")) // 3
+    n_bytes = _size(bench.folder) // 3
     compare(replace(bench, rounds=1), f"HF folder to {mix}", n_bytes, jobs, [STEPS], [bench.folder])
+
+
+def serving(bench: Bench, scheme: str) -> None:
+    """HF folder to a folder for serving engines, beside writes of as many bytes as it writes and reads."""
+    out = bench.work / "out"
+    options = ("--format", "hf", "--quantize", scheme)
+    n_bytes = size_of(ours("", bench.folder, out, *options))
+    source_bytes = _size(bench.folder)
+    whole = f"{SYNCED} of the source's {source_bytes / 1e9:.2f} GB"
+    jobs = floors(bench, n_bytes)
+    jobs.append(floor_write(whole, bench.work / "floor", source_bytes, bench.weights, fsync=True))
+    jobs += both(f"aprfmt to {scheme}", bench.folder, out, *options)
+    compare(bench, f"HF folder to {scheme}", n_bytes, jobs, [SYNCED, WRITE, whole], [bench.folder])
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of the weights of a folder."""
+    files = path.glob("*.safetensors") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
 
 
 def repack(bench: Bench) -> None:
@@ -200,7 +219,7 @@ def compare(bench: Bench, title: str, n_bytes: int, jobs: list[Job], bases: list
 
     def first(job: Job) -> None:
         if not job.floor:
-            sizes.append(job.outputs[0].stat().st_size)
+            sizes.append(_size(job.outputs[0]))
         if job.outputs[0].suffix == ".gguf":
             said = process(sys.executable, __file__, "child", "fingerprint", job.outputs[0]).said
             prints[job.name] = said
@@ -219,7 +238,7 @@ def size_of(job: Job) -> int:
     """Runs the job once, which also compiles and warms what it needs; returns the size of its output."""
     clear(job.outputs)
     job.run()
-    n_bytes = job.outputs[0].stat().st_size
+    n_bytes = _size(job.outputs[0])
     clear(job.outputs)
     return n_bytes
 
@@ -229,6 +248,7 @@ TABLES: dict[str, Callable[[Bench], None]] = {
     "f16": functools.partial(to_gguf, dtype="f16"),
     "q8_0": functools.partial(to_gguf, dtype="q8_0"),
     "q4_k_m": functools.partial(to_mix, mix="q4_k_m"),
+    "fp8": functools.partial(serving, scheme="fp8-dynamic"),
     "repack": repack,
     "memory": memory,
 }

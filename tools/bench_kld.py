@@ -19,7 +19,7 @@ from pathlib import Path
 
 import aprfmt
 from aprfmt.llama.client import Llama
-from aprfmt.running import divergence
+from aprfmt.running import decoders
 from fetch_material import CACHE
 from llama_tools import llama_tool
 
@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--tool", type=Path, help="llama-perplexity, if it is built already")
     options = parser.parse_args()
     tool = options.tool or llama_tool("llama-perplexity")
-    vars(divergence)["Llama"] = partial(Llama, engines=["llama_cpp"])
+    vars(decoders)["Llama"] = partial(Llama, engines=["llama_cpp"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         base, quantized, text, saved = (folder / file for file in ("f16.gguf", "q.gguf", "text.txt", "base.kld"))
@@ -78,6 +78,7 @@ def main() -> int:
             "from its logits file": aprfmt.kl_divergence(quantized, saved, threads=options.threads),
         }
         columns = [own_figures(report) for report in reports.values()]
+    print("llama.cpp of", ", ".join({report.engine for report in reports.values()}))
     print("| figure | llama-perplexity |", " | ".join(reports), "|\n|---|--:|", "--:|" * len(reports), sep="")
     worst = 0.0
     for label in sorted(theirs.keys() & columns[0].keys()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from tiny_models import BYTES, build
 
 import aprfmt
 from aprfmt.codecs import affine
-from aprfmt.codecs.serving import SERVING
-from aprfmt.errors import RefusedError, UsageError
+from aprfmt.codecs.error_feedback import FeedbackBlock, feedback_blocks
+from aprfmt.codecs.serving import SERVING, Importance
+from aprfmt.errors import CorruptError, RefusedError, UsageError
 from aprfmt.formats.imatrix import ImatrixEntry, ImatrixSums, file_of
+from aprfmt.formats.second_moments import CollectedMoments, moments_file
 from aprfmt.inspection.diff import diff
 from aprfmt.io.pipe import WriteOptions, write_file
 from aprfmt.types import Array
@@ -62,8 +65,9 @@ def decoded(name: str, values: Array, parts: list[bytes]) -> Array:
     return np.asarray(table[fields] * scale[..., None]).reshape(values.shape)
 
 
-def parts_of(name: str, values: Array, weights: Array | None) -> list[bytes]:
-    return [bytes(part) for part in SERVING[name].encode(SERVING[name], values, "BF16", 1536.0, weights)]
+def parts_of(name: str, values: Array, weights: Array | None, feedback: Sequence[FeedbackBlock] = ()) -> list[bytes]:
+    guide = Importance(weights, feedback) if weights is not None else None
+    return [bytes(part) for part in SERVING[name].encode(SERVING[name], values, "BF16", 1536.0, guide)]
 
 
 @pytest.mark.parametrize("name", SEARCHED)
@@ -82,6 +86,25 @@ def test_the_weighted_error_falls_and_rows_do_not_depend_on_each_other(name: str
     assert not decoded(name, values, searched)[3, 128:].any()
     halves = [parts_of(name, piece, weights) for piece in (values[:8], values[8:])]
     assert [a + b for a, b in zip(*halves, strict=True)] == searched
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_feedback_lowers_the_error_of_outputs(name: str) -> None:
+    values = weight()
+    rng = np.random.default_rng(3)
+    inputs = (rng.standard_normal((2000, 24)) @ rng.standard_normal((24, 256)) + rng.standard_normal((2000, 256))) * 3
+    moments = (inputs.T @ inputs / 2000).astype("f4")
+    blocks = feedback_blocks([moments[:192, :192], moments[192:, 192:]])
+    weights = moments.diagonal() / moments.diagonal().mean()
+    errors = {}
+    for word, feedback in {"alone": [], "fed back": blocks}.items():
+        parts = parts_of(name, values, weights, feedback)
+        change = values.astype("f8") - decoded(name, values, parts)
+        errors[word] = float(np.einsum("ij,jk,ik->", change, moments, change))
+        halves = [parts_of(name, piece, weights, feedback) for piece in (values[:8], values[8:])]
+        assert [a + b for a, b in zip(*halves, strict=True)] == parts
+        assert not decoded(name, values, parts)[3, 128:].any() or feedback
+    assert errors["fed back"] < 0.6 * errors["alone"]
 
 
 @pytest.fixture(scope="module")
@@ -152,4 +175,57 @@ def test_a_matrix_of_another_model_is_refused(names: list[str], columns: int, so
     imatrix = matrix(tmp_path / "m.gguf", names, columns)
     with pytest.raises(RefusedError, match="belongs to another model"):
         aprfmt.convert_model(source, tmp_path / "out", format="hf", dtype="nvfp4a16", search=True, imatrix=imatrix)
+    assert not (tmp_path / "out").exists()
+
+
+def moments_of(path: Path, weights: Sequence[str], columns: int = 128, *, value: float = 1.0) -> Path:
+    """Second moments of inputs whose columns are all the same but for some noise."""
+    (path.parent / "0.0").write_bytes((np.full((columns, columns), value) + np.eye(columns)).astype("<f4").tobytes())
+    entry = CollectedMoments(weights, [(str(path.parent / "0.0"), columns)], 1)
+    write_file(str(path), moments_file([entry], ["text"], path.name), WriteOptions(force=True))
+    return path
+
+
+@pytest.mark.parametrize("format", ["hf", "gptq"])
+def test_a_folder_is_rounded_with_feedback(format: str, source: Path, tmp_path: Path) -> None:
+    weights = [f"blk.{i}.{name}.weight" for i in range(2) for name in ("ffn_up", "ffn_gate")]
+    file = moments_of(tmp_path / "m.safetensors", weights)
+    sums = {}
+    options: dict[str, Any] = {"format": format, "dtype": "w4a16-g32", "search": True}
+    for word, moments in {"alone": None, "fed back": file}.items():
+        report = aprfmt.convert_model(source, tmp_path / word, **options, second_moments=moments)
+        aprfmt.convert_model(tmp_path / word, tmp_path / f"{word}.safetensors", dtype="f32")
+        assert [*report.warnings] == ([] if word == "alone" else report.warnings[:1])
+        for name in ("mlp.gate_proj", "mlp.down_proj"):
+            a, b = (
+                np.asarray(aprfmt.open(path).tensors[f"model.layers.1.{name}.weight"]).astype("f8")
+                for path in (source / "model.safetensors", tmp_path / f"{word}.safetensors")
+            )
+            sums[word, name] = float(((a - b).sum(axis=1) ** 2).sum())
+    assert sums["fed back", "mlp.gate_proj"] < 0.2 * sums["alone", "mlp.gate_proj"]
+    assert sums["fed back", "mlp.down_proj"] == sums["alone", "mlp.down_proj"]
+    assert "the second moments have no entry for" in report.warnings[0]
+
+
+@pytest.mark.parametrize(("names", "columns"), [(["blk.0.other.weight"], 128), (["blk.0.ffn_up.weight"], 64)])
+def test_second_moments_of_another_model_are_refused(
+    names: list[str], columns: int, source: Path, tmp_path: Path
+) -> None:
+    file = moments_of(tmp_path / "m.safetensors", names, columns)
+    options: dict[str, Any] = {"format": "hf", "dtype": "nvfp4a16", "second_moments": file}
+    with pytest.raises(UsageError, match="only with --search"):
+        aprfmt.convert_model(source, tmp_path / "out", **options)
+    with pytest.raises(RefusedError, match="belong to another model"):
+        aprfmt.convert_model(source, tmp_path / "out", **options, search=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_damaged_second_moments_are_refused(source: Path, tmp_path: Path) -> None:
+    names = ["blk.0.ffn_up.weight"]
+    options: dict[str, Any] = {"format": "hf", "dtype": "w4a16-g32", "search": True}
+    bad = moments_of(tmp_path / "m.safetensors", names, value=float("nan"))
+    with pytest.raises(CorruptError, match="negative, NaN or infinite"):
+        aprfmt.convert_model(source, tmp_path / "out", **options, second_moments=bad)
+    with pytest.raises(CorruptError, match="not a file of second moments"):
+        aprfmt.convert_model(source, tmp_path / "out", **options, second_moments=source / "model.safetensors")
     assert not (tmp_path / "out").exists()

@@ -6,8 +6,9 @@ import json
 import math
 import struct
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import aprfmt
 from aprfmt.cli.main import run
 from aprfmt.errors import CorruptError, ExistsError, RefusedError, UsageError
 from aprfmt.llama.client import Llama
-from aprfmt.running import divergence
+from aprfmt.running import divergence, scoring
 from aprfmt.running.divergence_report import histogram
 
 pytestmark = pytest.mark.llama
@@ -205,3 +206,40 @@ def test_options_that_do_not_apply(apr: Apr, small: Path, tiny_gguf: Path, text:
         (),
     ):
         assert apr("eval", small, *words)[0] == 2, words
+
+
+class CountingLlama:
+    """Notes what is computed; the logits of a token are its position in the batch."""
+
+    n_vocab = 4
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, int, bool]] = []
+        self.facts = SimpleNamespace(bos=1)
+
+    def generate(self, *_: object) -> None:
+        """As Llama does."""
+
+    def compute(self, ids: Sequence[int], *, first: int, follow: bool) -> None:
+        self.batches.append((len(ids), first, follow))
+
+    def outputs(self, first: int, count: int, path: str) -> None:
+        n_ids, start, _ = self.batches[-1]
+        assert start <= first
+        assert first + count <= n_ids
+        np.repeat(np.arange(first, first + count, dtype="f4")[:, None], self.n_vocab, 1).tofile(path)
+
+
+def test_a_text_is_computed_in_whole_batches_and_read_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "_BYTES", 3 * 4 * CountingLlama.n_vocab)
+    monkeypatch.setattr(scoring, "BATCH", 16)
+    llama = CountingLlama()
+    reader = scoring.LogitsReader(str(tmp_path), llama)  # type: ignore[arg-type]  # the calls that it makes
+    found = [*reader.after(range(40), 20)]
+    assert llama.batches == [(16, 20, False), (16, 4, True), (8, 0, True)]
+    assert [len(rows) for _, rows in found] == [3, 3, 3, 3, 3, 3, 2]
+    positions = [position + i for position, rows in found for i in range(len(rows))]
+    assert positions == [*range(20, 40)]
+    assert [int(value) for _, rows in found for value in rows[:, 0]] == [p % 16 for p in positions]

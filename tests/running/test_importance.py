@@ -22,6 +22,8 @@ from aprfmt.cli.main import run
 from aprfmt.convert.presets import PRESETS
 from aprfmt.errors import AprError, CorruptError, ExistsError, RefusedError, UsageError
 from aprfmt.formats.imatrix import ImatrixSums, read_imatrix, read_sums
+from aprfmt.formats.second_moments import read_second_moments
+from aprfmt.llama import moments
 from aprfmt.llama.client import Llama
 from aprfmt.llama.engine import ENGINES
 from aprfmt.running import importance
@@ -137,6 +139,58 @@ def test_sums_are_those_of_what_each_layer_is_given(
         == report.entries - ("output.weight" in found.entries)
     )
     assert compared >= 14
+
+
+def test_second_moments_are_those_of_what_each_layer_is_given(
+    folders: Callable[[str], Path], gguf: Path, text: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    aprfmt.imatrix(gguf, text, tmp_path / "m.gguf", chunk_size=CHUNK, second_moments=tmp_path / "m.moments")
+    model = AutoModelForCausalLM.from_pretrained(folders("llama"), dtype=torch.float32, attn_implementation="eager")
+    sums: dict[str, Any] = {}
+
+    def look(name: str) -> Callable[..., None]:
+        def hook(module: Any, given: Any) -> None:
+            x = given[0].detach().double().reshape(-1, given[0].shape[-1])
+            sums[name] = sums.get(name, 0) + (x.T @ x).numpy()
+
+        return hook
+
+    names = {"self_attn.q_proj": "attn_q", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output"}
+    names |= {"mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+    for name in names:
+        model.get_submodule(f"model.layers.1.{name}").register_forward_pre_hook(look(name))
+    chunks = chunks_of(gguf, text.read_text())
+    with torch.no_grad():
+        for ids in chunks:
+            model(torch.tensor([ids]))
+    found = read_second_moments(tmp_path / "m.moments")
+    diagonals = read_imatrix(tmp_path / "m.gguf").entries
+    for name, own in names.items():
+        weight, wanted = f"blk.1.{own}.weight", sums[name] / (CHUNK * len(chunks))
+        owner = found.owner(weight, len(wanted))
+        assert owner is not None
+        (block,) = found.blocks(owner)
+        assert np.allclose(block, wanted, rtol=2e-3, atol=2e-3 * wanted.max())
+        assert np.allclose(block.diagonal(), diagonals[weight], rtol=1e-4)
+    assert found.shared["blk.1.attn_v.weight"] == found.shared["blk.1.attn_k.weight"] == "blk.1.attn_q.weight"
+
+
+def test_inputs_are_summed_in_blocks_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moments, "MOMENT_COLUMNS", 5)
+    sums = moments.MomentSums(str(tmp_path))
+    parts = [np.random.default_rng(i).standard_normal((7, 12)).astype("f4") for i in range(3)]
+    for part in parts:
+        sums.add("other", part[:, :2], None)
+        sums.add("q", part, None)
+        sums.add("k", part, "q")
+    assert sums.inputs == {"other": (0, 2), "q": (1, 12), "k": (1, 12)}
+    assert sums.rows == [21, 21]
+    whole = np.concatenate(parts)
+    for block, (start, stop) in enumerate([(0, 5), (5, 10), (10, 12)]):
+        found = np.fromfile(tmp_path / f"1.{block}", "<f4").reshape(stop - start, -1)
+        assert np.allclose(found, whole[:, start:stop].T @ whole[:, start:stop], atol=1e-4)
 
 
 def test_each_expert_counts_its_own_tokens(folders: Callable[[str], Path], text: Path, tmp_path: Path) -> None:

@@ -55,6 +55,12 @@ class ImatrixCommand(Common, LlamaMachine):
     text_field: TextFieldOption = "text"
     merge: Annotated[bool, typer.Option("--merge", help="Merge importance matrices of one model.")] = False
     resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run with the same output.")] = False
+    second_moments: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Also write the second moments of the inputs, for apr convert --second-moments."
+        ),
+    ] = None
     plan: PlanOption = False
     force: ForceOption = False
 
@@ -79,6 +85,7 @@ class ImatrixCommand(Common, LlamaMachine):
                     parse_special=self.parse_special,
                     text_field=self.text_field,
                     resume=self.resume,
+                    second_moments=self.second_moments,
                     threads=self.threads,
                     gpu_layers=self.gpu_layers,
                     plan=self.plan,

@@ -12,6 +12,7 @@ from functools import cache
 from itertools import pairwise
 
 from aprfmt.codecs import affine, plain, serving_search
+from aprfmt.codecs.error_feedback import FeedbackBlock, with_feedback
 from aprfmt.codecs.packed_floats import FP4_VALUES
 from aprfmt.codecs.serving_layouts import awq_parts, gptq_parts
 from aprfmt.errors import RefusedError
@@ -49,7 +50,20 @@ class Part:
         return (across, down) if self.transposed else (down, across)
 
 
-Encode = Callable[["ServingScheme", Array, str, float, "Array | None"], Sequence[Buffer]]
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """What decides over the codes of a weight beside its values.
+
+    Attributes:
+        weights: importance of the columns, float32 [columns].
+        feedback: how columns make up for the errors of each other, for all columns; empty: each value is rounded alone.
+    """
+
+    weights: Array
+    feedback: Sequence[FeedbackBlock] = ()
+
+
+Encode = Callable[["ServingScheme", Array, str, float, "Importance | None"], Sequence[Buffer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +77,8 @@ class ServingScheme:
         group: values per scale, 0 for a whole row.
         symmetric: whether zero points are absent.
         parts: tensors of a weight; the first holds the codes.
-        encode: makes the parts of float32 [rows, columns], given the weight's dtype, the scale of the tensor and the
-            importance of the columns, float32 [columns]; None rounds to nearest.
+        encode: makes the parts of float32 [rows, columns], given the weight's dtype, the scale of the tensor and what
+            decides over scales and codes; None takes scales from the largest value and rounds to nearest.
         rows: quantized together.
         inputs: the config of activations; None: not quantized.
         scale_dtype: of scales, if the config states it.
@@ -150,10 +164,16 @@ def _grouped(values: Array, group: int) -> Array:
 
 
 def _encode_float8(
-    scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, weights: Array | None = None
+    scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, importance: Importance | None = None
 ) -> list[Buffer]:
     scale = _scales(values, 448.0, source_dtype)
-    return [_e4m3(_rounded(values / scale[:, None], source_dtype)), _stored(scale, source_dtype)]
+    scaled = values / scale[:, None]
+    codes: Buffer
+    if source_dtype == "BF16":  # the quotient is at most 448 but for the rounding of the scale: nothing to clip
+        codes = plain.cast("BF16", "F8_E4M3", plain.encode("BF16", scaled.reshape(-1))).data
+    else:
+        codes = _e4m3(_rounded(scaled, source_dtype))
+    return [codes, _stored(scale, source_dtype)]
 
 
 def _e4m3(values: Array) -> Buffer:
@@ -163,7 +183,7 @@ def _e4m3(values: Array) -> Buffer:
 
 
 def _encode_float8_blocks(
-    scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, weights: Array | None = None
+    scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, importance: Importance | None = None
 ) -> list[Buffer]:
     import numpy as np
 
@@ -179,24 +199,28 @@ def _encode_float8_blocks(
 
 
 def _encode_integers(
-    scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, weights: Array | None = None
+    scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, importance: Importance | None = None
 ) -> Sequence[Buffer]:
     """Codes packed into words, or bytes if there is at most one scale per row."""
     dtype = scheme.parts[-1].dtype if scheme.is_transposed else source_dtype
-    codes, scale, zero = _quantize_integers(scheme, values, dtype, weights)
+    codes, scale, zero = _quantize_integers(scheme, values, dtype, importance)
     return pack_integers(scheme, codes, scale, zero, dtype)
 
 
 def _quantize_integers(
-    scheme: ServingScheme, values: Array, dtype: str, weights: Array | None
+    scheme: ServingScheme, values: Array, dtype: str, importance: Importance | None
 ) -> tuple[Array, Array, Array]:
     """Unsigned codes [rows, columns], scales that `dtype` holds and unsigned zero points [rows, groups]."""
     import numpy as np
 
     half, groups = 1 << scheme.bits - 1, _grouped(values, scheme.group)
-    if weights is not None:
-        own = _grouped(weights[None], scheme.group)
+    if importance is not None:
+        own = _grouped(importance.weights[None], scheme.group)
         scale, zero = serving_search.integer_scales(groups, own, half, dtype, symmetric=scheme.symmetric)
+        scale, zero, _ = _without_zero(scheme, groups, scale, zero, dtype)
+        if importance.feedback:
+            stored = serving_search.integer_values(scale, zero, half)
+            groups = _with_feedback(scheme, values, importance, stored)
         codes = serving_search.integer_codes(groups, scale, zero, half)
     elif scheme.symmetric:
         scale = _scales(groups, half - 0.5, dtype)
@@ -211,15 +235,35 @@ def _quantize_integers(
         scale = np.where(scale == 0, np.float32(_EPS[dtype]), scale)
         scaled = _rounded(_rounded(groups / scale[..., None], dtype) + zero[..., None], dtype)
         codes = np.rint(np.clip(scaled, -half, half - 1))
-    if scheme.format == "gptq" and (least := zero == -half).any():  # zero points of groups without negative values
-        zero = np.where(least, 1 - half, zero)
-        scale = np.where(least, _scales(groups, 2 * half - 2, dtype), scale)
-        codes = np.where(least[..., None], serving_search.integer_codes(groups, scale, zero, half), codes)
+        scale, zero, changed = _without_zero(scheme, groups, scale, zero, dtype)
+        if changed is not None:
+            codes = np.where(changed[..., None], serving_search.integer_codes(groups, scale, zero, half), codes)
     if not np.isfinite(scale).all():
         raise RefusedError(
             f"the weight has values too large for {dtype} scales", hint="choose another scheme or --format hf"
         )
     return (codes + half).astype("u1").reshape(values.shape), scale, (zero + half).astype("u1")
+
+
+def _without_zero(
+    scheme: ServingScheme, groups: Array, scale: Array, zero: Array, dtype: str
+) -> tuple[Array, Array, Array | None]:
+    """Scales and zero points that the layout can store, and which groups they change: GPTQ's has no zero point of 0."""
+    import numpy as np
+
+    half = 1 << scheme.bits - 1
+    if scheme.format != "gptq" or not (least := zero == -half).any():  # groups without negative values
+        return scale, zero, None
+    return np.where(least, _scales(groups, 2 * half - 2, dtype), scale), np.where(least, 1 - half, zero), least
+
+
+def _with_feedback(
+    scheme: ServingScheme, values: Array, importance: Importance, stored: Callable[[int, Array], Array]
+) -> Array:
+    """What to round to nearest, in groups; `stored(group, values)` are the values that readers see."""
+    size = scheme.group or values.shape[1]
+    adjusted = with_feedback(values, importance.feedback, lambda column, rows: stored(column // size, rows))
+    return _grouped(adjusted, scheme.group)
 
 
 def pack_integers(scheme: ServingScheme, codes: Array, scale: Array, zero: Array, dtype: str) -> Sequence[Buffer]:
@@ -266,21 +310,24 @@ def _fp4(values: Array) -> Array:
 
 
 def _encode_nvfp4(
-    scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, weights: Array | None = None
+    scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, importance: Importance | None = None
 ) -> list[Buffer]:
     import numpy as np
 
     groups, own = _grouped(values, scheme.group), np.float32(global_scale)
     wanted = np.clip(_rounded(_largest(groups) / np.float32(6), source_dtype) * own, 0, 448)
     codes = plain.encode("F8_E4M3", wanted.reshape(-1)).view("u1")
-    if weights is not None:
+    if importance is not None:
         largest = codes.reshape(wanted.shape)
-        found = serving_search.e4m3_scales(groups, _grouped(weights[None], scheme.group), largest, global_scale)
+        weights = _grouped(importance.weights[None], scheme.group)
+        found = serving_search.e4m3_scales(groups, weights, largest, global_scale)
         codes = np.where(largest == 0, largest, found).reshape(-1)
     scale = plain.decode("F8_E4M3", codes.data).reshape(wanted.shape)
     zero = scale == 0
     scale, stored = np.where(zero, np.float32(0.125), scale), codes.reshape(wanted.shape).copy()
     stored[zero] = _EIGHTH
+    if importance is not None and importance.feedback:
+        groups = _with_feedback(scheme, values, importance, serving_search.fp4_values(scale / own))
     return [_fp4(groups / (scale / own)[..., None]).reshape(-1).data, stored.reshape(-1).data]
 
 
@@ -302,15 +349,19 @@ def _exponents(groups: Array, dtype: str, offset: int) -> Array:
 
 
 def _encode_mx(
-    scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, weights: Array | None = None
+    scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, importance: Importance | None = None
 ) -> list[Buffer]:
     """MXFP4 or MXFP8: codes and E8M0 scales of each group. Ignores `global_scale`, which is NVFP4's."""
     import numpy as np
 
     groups = _grouped(values, scheme.group)
     exponents = _exponents(groups, source_dtype, 2 if scheme.bits == 4 else 8)
-    if weights is not None:
-        exponents = serving_search.exponents(groups, _grouped(weights[None], scheme.group), exponents)
+    if importance is not None:
+        weights = _grouped(importance.weights[None], scheme.group)
+        exponents = serving_search.exponents(groups, weights, exponents)
+        if importance.feedback:
+            stored = serving_search.fp4_values(np.exp2(exponents.astype("f4") - 127))
+            groups = _with_feedback(scheme, values, importance, stored)
     with np.errstate(over="ignore"):
         scaled = groups / np.exp2(exponents.astype("f4") - 127)[..., None]
     codes = _fp4(scaled).reshape(-1).data if scheme.bits == 4 else _e4m3(scaled)

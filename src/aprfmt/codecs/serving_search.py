@@ -55,6 +55,19 @@ def integer_codes(groups: Array, scale: Array, zero: Array, half: int) -> Array:
     return found
 
 
+def integer_values(scale: Array, zero: Array, half: int) -> Callable[[int, Array], Array]:
+    """The stored values of one column, float32 [rows], given its group and what is rounded to nearest."""
+
+    def stored(group: int, values: Array) -> Array:
+        offset = zero[:, group]
+        codes = integer_codes(values[:, None], scale[:, group], offset, half)[:, 0]
+        codes -= offset
+        codes *= scale[:, group]
+        return codes
+
+    return stored
+
+
 def integer_scales(groups: Array, weights: Array, half: int, dtype: str, *, symmetric: bool) -> tuple[Array, Array]:
     """Searches for the scales and zero points with the least squared error of each group, weighted by `weights`.
 
@@ -110,6 +123,16 @@ def nearest_fp4(values: Array) -> Array:
         found += np.where(size > np.float32((low + high) / 2), np.float32(high - low), np.float32(0))
     nearest: Array = np.copysign(found, values)
     return nearest
+
+
+def fp4_values(scale: Array) -> Callable[[int, Array], Array]:
+    """The stored values of one column, float32 [rows], given its group and what is rounded to nearest."""
+
+    def stored(group: int, values: Array) -> Array:
+        found: Array = nearest_fp4(values / scale[:, group]) * scale[:, group]
+        return found
+
+    return stored
 
 
 def e4m3_scales(groups: Array, weights: Array, largest: Array, tensor_scale: float) -> Array:

@@ -152,6 +152,12 @@ class Shaped(Formatted, Loadable):
         "With a 4-bit scheme: choose scales for the least error, weighted by --imatrix, not by the largest value.",
         section=QUANTIZATION,
     )
+    second_moments: PathLike | None = option(
+        None,
+        "With --search: GPTQ's error feedback, by the file that apr imatrix --second-moments writes.",
+        metavar="FILE",
+        section=QUANTIZATION,
+    )
     bits: int | None = option(None, "Quantize the weights to 2, 3, 4, 5, 6 or 8 bits.", section=MLX)
     group_size: int | None = option(None, "Quantization group size: 32, 64 (default) or 128.", section=MLX)
     recipe: str | None = option(

@@ -23,8 +23,8 @@ from aprfmt.codecs.stream import STEP
 from aprfmt.convert.options import Options
 from aprfmt.convert.presets import EMBEDDINGS, OUTPUT
 from aprfmt.convert.relaid_codes import nvfp4_blocks, relaid
+from aprfmt.convert.scale_search import ScaleSearch, scale_search
 from aprfmt.errors import RefusedError, UsageError
-from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.io.pipe import Item, Job, run_jobs
 from aprfmt.io.source import Buffer, Source
@@ -70,69 +70,6 @@ def _named_scheme(name: str) -> ServingScheme | None:
             "nvfp4 needs scales of activations from calibration data", hint="use --quantize nvfp4a16: weights only"
         )
     return SERVING.get({"fp8": "fp8-dynamic", "mxfp4a16": "mxfp4", "mxfp8a16": "mxfp8"}.get(word, word))
-
-
-@dataclass(slots=True)
-class ScaleSearch:
-    """Chooses scales for the least error, weighted by an importance matrix if given.
-
-    Attributes:
-        imatrix: the matrix.
-        missing: weights without an entry.
-    """
-
-    imatrix: Imatrix | None = None
-    missing: list[str] = field(default_factory=list)
-
-    def weights(self, c: Canonical, tensor: CanonicalTensor) -> Array:
-        """Column importances of a weight, float32 [columns]; ones without an entry.
-
-        Raises RefusedError for an importance matrix of another model.
-        """
-        import numpy as np
-
-        columns = tensor.shape[1]
-        if self.imatrix is None:
-            return np.ones(columns, "f4")
-        match = next(iter(names.matches(c.arch, tensor.name)), None) if c.arch is not None else None
-        gguf = names.gguf_name(c.arch, tensor.name, c.hparams) if c.arch is not None else None
-        values = self.imatrix.entries.get(gguf or tensor.name)
-        if values is None or match is None or match.row.columns:
-            self.missing.append(tensor.name)
-            return np.ones(columns, "f4")
-        if match.expert is not None and values.size > columns:  # one entry for all experts of a layer
-            values = values[match.expert * columns : (match.expert + 1) * columns]
-        if values.size != columns:
-            raise RefusedError(
-                f"the importance matrix belongs to another model: {values.size} values instead of {columns}",
-                path=self.imatrix.path,
-                tensor=tensor.name,
-            )
-        mean = float(values.mean())
-        return np.ascontiguousarray(values, "f4") / np.float32(mean) if mean > 0 else np.ones(columns, "f4")
-
-    def check(self, n_weights: int, losses: Losses) -> None:
-        """Warns about weights without an entry. Raises RefusedError if all `n_weights` lack one."""
-        if self.imatrix is None or not self.missing:
-            return
-        if len(self.missing) == n_weights:
-            raise RefusedError(
-                f"the importance matrix belongs to another model: it has no entry for {self.missing[0]}",
-                path=self.imatrix.path,
-            )
-        losses.warnings.append(f"the importance matrix has no entry for {first_few(self.missing)}")
-
-
-def scale_search(options: Options, scheme: ServingScheme | None) -> ScaleSearch | None:
-    """The search that `options` request. Raises UsageError if it does not apply to the scheme."""
-    if not options.search:
-        if options.imatrix is not None and scheme is not None:
-            raise UsageError(f"--imatrix applies to {scheme.id} only with --search", hint="add --search")
-        return None
-    if scheme is None or not scheme.is_searched:
-        fitting = ", ".join(name for name, row in SERVING.items() if row.is_searched)
-        raise UsageError("--search applies to schemes of 4 bits in a folder", hint=f"--quantize one of: {fitting}")
-    return ScaleSearch(read_imatrix(options.imatrix) if options.imatrix is not None else None)
 
 
 def packed_modules(c: Canonical, options: Options) -> PackedModules:
@@ -357,7 +294,7 @@ class PackedModules:
             sources = packed if merged is None else replace(merged, base=packed, dtype="F32")
             tensor = replace(tensor, sources=(sources,))
         losses.changed[was, scheme.id] += 1
-        weights = self.search.weights(self.c, tensor) if self.search is not None else None
+        importance = self.search.importance(self.c, tensor) if self.search is not None else lambda: None
         settings = PackedModules(self.c, scheme).settings()
         out = tensor.out(name, "F32")
 
@@ -367,7 +304,7 @@ class PackedModules:
             values = np.frombuffer(data, "<f4").reshape(-1, columns)
             if not np.isfinite(values).all():
                 raise _not_finite(name)
-            parts = scheme.encode(scheme, values, dtype, overall(), weights)
+            parts = scheme.encode(scheme, values, dtype, overall(), importance())
             if merged is not None and merged.errors is not None:
                 stored = _decoded(scheme, settings, parts, dtype, values.shape, overall())
                 merged.errors.add(name, was, scheme.id, values, stored)

@@ -128,6 +128,7 @@ class Llama:
         gpu_layers: layers to offload to a GPU, if the build of llama.cpp supports it.
         watched: required by `effects` and `reorder`.
         importance: "layers" or "output", required by `collect`.
+        moments: as in LoadRequest.
         exact, n_seq: as in LoadRequest.
         tower: GGUF of the vision or audio tower, for `media`.
         engines: packages to try, in this order.
@@ -156,6 +157,7 @@ class Llama:
         n_threads: int = 0,
         gpu_layers: int = 0,
         importance: str | None = None,
+        moments: PathLike | None = None,
         tower: PathLike | None = None,
         watched: bool = False,
         exact: bool = False,
@@ -174,6 +176,7 @@ class Llama:
         self._request = LoadRequest(
             os.path.abspath(path), n_ctx, pooling, extra_buffers=True, n_threads=n_threads, gpu_layers=gpu_layers,
             adapters=[(os.path.abspath(path), scale) for path, scale in adapters], importance=importance,
+            moments=os.path.abspath(moments) if moments is not None else None,
             tower=os.path.abspath(tower) if tower is not None else None, watched=watched, exact=exact, n_seq=n_seq,
         )  # fmt: skip
         self._entries = in_use([self._request.path, *(path for path, _ in self._request.adapters), tower or path])
@@ -288,6 +291,14 @@ class Llama:
         read: Json = [*encoded] if encoded is not None else None
         self._ask("logits", ids=[*ids], path=os.path.abspath(path), follow=follow, encoded=read)
 
+    def compute(self, ids: Sequence[int], *, first: int = 0, follow: bool = False) -> None:
+        """Computes at most BATCH ids at once, for `outputs` from index `first` on: see Session.compute."""
+        self._ask("compute", ids=[*ids], first=first, follow=follow)
+
+    def outputs(self, first: int, count: int, path: PathLike) -> None:
+        """Writes the logits after `count` of the last computed ids into `path`, as `logits` does. Raises RunError."""
+        self._ask("outputs", first=first, count=count, path=os.path.abspath(path))
+
     def last_logits(self, ids: Sequence[int], path: PathLike) -> None:
         """Writes the logits after the last of `ids` into `path`: float32, n_vocab. Raises RunError.
 
@@ -334,6 +345,11 @@ class Llama:
     def save_collected(self, path: PathLike) -> None:
         """See Session.save_collected."""
         self._ask("save_collected", path=os.path.abspath(path))
+
+    def moments(self) -> dict[str, list[int]]:
+        """See Session.moments."""
+        found: dict[str, list[int]] = self._ask("moments")
+        return found
 
     def load_collected(self, path: PathLike) -> None:
         """See Session.load_collected."""

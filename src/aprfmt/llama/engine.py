@@ -12,6 +12,12 @@ POOLINGS = ("none", "mean", "cls", "last", "rank")
 """Pooling type of an encoder -> llama.cpp's enum value."""
 
 
+BATCH = 2048
+"""Tokens that a context computes at once, if it has so many."""
+
+MOMENT_COLUMNS = 1024
+"""Columns of a block of second moments."""
+
 MEDIA_MARKER = "<__media__>"
 """Marks the position of an image or audio in a prompt."""
 
@@ -33,6 +39,7 @@ class LoadRequest:
         exact: use an F32 KV cache and no flash attention, for comparisons.
         n_seq: sequences per batch.
         importance: what an importance matrix covers: "layers", or "output" for the output head too.
+        moments: with `importance`, an empty folder for the second moments of the inputs.
     """
 
     path: str
@@ -43,6 +50,7 @@ class LoadRequest:
     gpu_layers: int = 0
     adapters: list[tuple[str, float]] = field(default_factory=list)
     importance: str | None = None
+    moments: str | None = None
     tower: str | None = None
     watched: bool = False
     exact: bool = False

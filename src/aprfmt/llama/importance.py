@@ -15,6 +15,7 @@ import numpy as np
 
 from aprfmt.llama.capi import EVAL_CALLBACK, LlamaLibrary
 from aprfmt.llama.engine import EngineError, LayoutError
+from aprfmt.llama.moments import MomentSums
 from aprfmt.types import Array
 
 if TYPE_CHECKING:
@@ -51,16 +52,18 @@ class Collector:
     Args:
         library: llama.cpp.
         output: whether to include the output head, which llama-imatrix excludes by default.
+        moments: where to add the second moments of dense products, too.
 
     Attributes:
         callback: called by llama.cpp for each operation of a graph.
         sums: by the name of the weight.
+        moments: as given.
         failure: an exception of the callback, which cannot raise.
         is_cut: whether the end of the last graph, after its last product, was not computed.
     """
 
-    def __init__(self, library: LlamaLibrary, output: bool) -> None:
-        self._c, self._output = library, output
+    def __init__(self, library: LlamaLibrary, output: bool, moments: MomentSums | None = None) -> None:
+        self._c, self._output, self.moments = library, output, moments
         library.declare("ggml_op_name", ctypes.c_char_p, [c_int32])
         library.declare("ggml_get_name", c_void_p, [POINTER(GgmlTensor)])
         library.declare("ggml_nbytes", c_size_t, [POINTER(GgmlTensor)])
@@ -70,6 +73,7 @@ class Collector:
         self.failure: Exception | None = None
         self._kinds: dict[int, bytes] = {}
         self._last: tuple[int, Array] | None = None
+        self._first_of: dict[int, str] = {}
         self._checked = self._open = self.is_cut = False
         self._taken = 0
         self._total: int | None = None
@@ -78,6 +82,7 @@ class Collector:
     def begin(self) -> None:
         """Starts collecting from a new text; cached addresses become invalid."""
         self._last, self._open, self.is_cut, self._taken = None, True, False, 0
+        self._first_of.clear()
 
     def end(self) -> None:
         """Stops collecting. Raises the callback's exception, if any.
@@ -134,6 +139,11 @@ class Collector:
             found.squares[(i % outer) * inner + j % inner] += squares[i, j]
         rows = given.contents.ne
         found.counts += rows[1] * rows[2] * rows[3] // (outer * inner)
+        if self.moments is not None and outer * inner == 1:
+            address = ctypes.addressof(given.contents)
+            first = self._first_of.setdefault(address, name)
+            values = self._values(given, np.float32).reshape(-1, squares.shape[-1])
+            self.moments.add(name, values, first if first != name else None)
 
     def _squares(self, given: GgmlPointer) -> Array:
         """The sums of squares over the rows; cached, since queries, keys and values share their input."""

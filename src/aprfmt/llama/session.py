@@ -16,9 +16,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aprfmt.llama.capi import ChatMessage, LlamaBatch, LlamaLibrary, Token
-from aprfmt.llama.engine import POOLINGS, EngineError, LayerEffects, LoadRequest, RoomError, Sampling, StateSketch
+from aprfmt.llama.engine import (
+    BATCH,
+    POOLINGS,
+    EngineError,
+    LayerEffects,
+    LoadRequest,
+    RoomError,
+    Sampling,
+    StateSketch,
+)
 from aprfmt.llama.importance import ActivationSums, Collector
 from aprfmt.llama.media import Handle, MediaContext
+from aprfmt.llama.moments import MomentSums
 from aprfmt.llama.watch import Watcher, sketch
 from aprfmt.types import JsonObject
 
@@ -32,7 +42,7 @@ _LOAD_INTO_MEMORY = 0
 _F32, _NO_FLASH = 0, 0
 """ggml_type, llama_flash_attn_type."""
 
-_BATCH, _MICRO_BATCH = 2048, 512
+_MICRO_BATCH = 512
 """Batch size and micro-batch size: llama.cpp's own defaults."""
 
 
@@ -76,7 +86,8 @@ class Session:
         self._vocab = library.model_get_vocab(self._model)
         self.n_vocab: int = library.vocab_n_tokens(self._vocab)
         self._pooling = request.pooling
-        self._collector = Collector(library, request.importance == "output") if request.importance else None
+        moments = MomentSums(request.moments) if request.moments is not None else None
+        self._collector = Collector(library, request.importance == "output", moments) if request.importance else None
         self._watcher = Watcher(library) if request.watched else None
         self._context = library.init_from_model(self._model, self._options(request))
         if not self._context:
@@ -97,7 +108,7 @@ class Session:
         options.n_ctx = n_ctx
         # An encoder computes a whole text at once, an importance matrix a whole chunk.
         whole = request.pooling or self._collector or self._c.model_has_encoder(self._model)
-        options.n_batch = n_ctx if whole else min(n_ctx, _BATCH)
+        options.n_batch = n_ctx if whole else min(n_ctx, BATCH)
         # Tokens of an image may attend to each other, so they are computed together.
         options.n_ubatch = options.n_batch if whole or request.tower else min(n_ctx, _MICRO_BATCH)
         options.n_threads = options.n_threads_batch = self._threads
@@ -183,10 +194,12 @@ class Session:
 
     # --- computing ---
 
-    def _compute(self, ids: Sequence[int], every: bool = False) -> None:
-        """Computes ids that follow the context, with outputs for the last one or for all."""
+    def _compute(self, ids: Sequence[int], first: int | None = None) -> None:
+        """Computes ids that follow the context, with outputs from index `first` on; None: for the last one."""
         memory = (Token * len(ids))(*ids)
-        wanted = (ctypes.c_int8 * len(ids))(*([every] * (len(ids) - 1)), True)
+        last = len(ids) - 1
+        start = last if first is None else min(first, last)
+        wanted = (ctypes.c_int8 * len(ids))(*(i >= start for i in range(len(ids))))
         code = self._c.decode(self._context, LlamaBatch(n_tokens=len(ids), token=memory, logits=wanted))
         if code:
             raise EngineError(f"llama.cpp failed to evaluate the model (code {code})")
@@ -343,7 +356,7 @@ class Session:
         if n > room:
             raise RoomError(f"the text has {n:,} tokens, but the context has room for {room:,}")
         if len(texts) == 1:
-            self._compute(texts[0], every=True)
+            self._compute(texts[0], first=0)
         else:
             self._compute_batch(texts)
         size = (self._c.model_n_cls_out if self._pooling == "rank" else self._c.model_n_embd_out)(self._model)
@@ -395,10 +408,24 @@ class Session:
         step = self._c.n_batch(self._context)
         for start in range(0, len(ids), step):
             some = ids[start : start + step]
-            self._compute(some, every=True)
+            self._compute(some, first=0)
             for i in range(len(some)):
                 rows[start + i] = self._row(i)
         return len(ids)
+
+    def compute(self, ids: list[int], first: int, follow: bool) -> int:
+        """Computes ids in one batch, with outputs from index `first` on; `follow` keeps the context before them."""
+        if not follow:
+            self._forget()
+        self._compute(ids, first)
+        return len(ids)
+
+    def outputs(self, first: int, count: int, path: str) -> int:
+        """Writes logits of the last batch, from index `first` on, to an existing file: float32, count x vocabulary."""
+        rows = np.memmap(path, np.float32, "r+", shape=(count, self.n_vocab))
+        for i in range(count):
+            rows[i] = self._row(first + i)
+        return count
 
     def last_logits(self, ids: list[int], path: str) -> None:
         """Writes the logits after the last of `ids` to a file: float32. Reuses a common prefix in the context."""
@@ -448,7 +475,7 @@ class Session:
         assert self._watcher is not None
         self._forget()
         self._watcher.begin()
-        self._compute(ids, every=True)
+        self._compute(ids, first=0)
         self._row(-1)
         found = self._watcher.effects()
         return {"effects": [found.get(i) for i in range(max(found, default=-1) + 1)], "weights": self._watcher.names()}
@@ -458,7 +485,7 @@ class Session:
         assert self._watcher is not None
         self._forget()
         self._watcher.begin()
-        self._compute(ids, every=True)
+        self._compute(ids, first=0)
         self._row(-1)
         return {str(layer): sketch(state) for layer, state in sorted(self._watcher.states().items())}
 
@@ -489,12 +516,19 @@ class Session:
             self._collector.sums.clear()
         self._forget()
         self._collector.begin()
-        self._compute(ids, every=True)
+        self._compute(ids, first=0)
         self._collector.end()
         if not self._collector.is_cut:
             self._row(-1)
         sums = self._collector.sums.values()
         return {"weights": len(sums), "unused": sum(int((entry.counts == 0).sum()) for entry in sums)}
+
+    def moments(self) -> dict[str, list[int]]:
+        """By the name of a weight: number of its input in the folder of second moments, columns, tokens."""
+        assert self._collector is not None
+        assert self._collector.moments is not None
+        found = self._collector.moments
+        return {name: [number, columns, found.rows[number]] for name, (number, columns) in found.inputs.items()}
 
     def save_collected(self, path: str) -> int:
         """Saves the activation sums as .npz: NAME.squares (float64) and NAME.counts (int64); the number of weights."""

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 CALLS = (
     *("facts", "system", "tokenize", "detokenize", "generate", "embed", "vectors", "logits", "last_logits"),
     *(
-        "measure", "collect", "save_collected", "load_collected", "pair", "chat", "effects", "states", "reorder",
+        "measure", "collect", "save_collected", "load_collected", "moments", "compute", "outputs", "pair", "chat",
+        "effects", "states", "reorder",
         "replace",
     ),
 )  # fmt: skip

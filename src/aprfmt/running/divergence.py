@@ -295,10 +295,9 @@ def compare(llama: Llama, path: PathLike, *, progress: StartProgress | None = No
 def _scored(reader: LogitsReader, llama: Llama, chunk: list[int]) -> Iterator[tuple[int, Logits]]:
     """(position, logits) of the scored positions of a chunk."""
     first, last = len(chunk) // 2, len(chunk) - 1
-    for start, (rows,) in reader.logits(with_bos(llama, chunk)[:last]):
-        skip = max(0, first - start)
-        if skip < len(rows):
-            yield start + skip, rows[skip:]
+    for position, rows in reader.after(with_bos(llama, chunk), first):
+        if len(scored := rows[: last - position]):
+            yield position, scored
 
 
 def packed(logits: Logits) -> Packed:

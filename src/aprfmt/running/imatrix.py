@@ -32,6 +32,7 @@ def imatrix(
     parse_special: bool = False,
     text_field: str = "text",
     resume: bool = False,
+    second_moments: PathLike | None = None,
     threads: int = 0,
     gpu_layers: int = 0,
     plan: bool = False,
@@ -54,6 +55,7 @@ def imatrix(
         parse_special: parse special tokens in the text.
         text_field: field of a record's text.
         resume: resume an interrupted run with the same output.
+        second_moments: also write the second moments of the inputs to this file, for error feedback.
         threads: llama.cpp threads; 0: half of the CPUs.
         gpu_layers: layers to offload to a GPU, if llama.cpp supports it.
         plan: report the amount of text without computing.
@@ -71,6 +73,8 @@ def imatrix(
     from aprfmt.texts.sources import check_text_field, list_files
 
     check_numbers(chunks=(chunks, 1), chunk_size=(chunk_size, 32), threads=(threads, 0))
+    if resume and second_moments is not None:
+        raise UsageError("--resume cannot be combined with --second-moments", hint="run without --resume")
     paths = paths_of(data)
     texts = [Path(formats.path_text(path, "data")) for path in paths]
     files = list_files(texts, Counter())
@@ -88,6 +92,7 @@ def imatrix(
         parse_special=parse_special,
         n_threads=threads,
         gpu_layers=gpu_layers,
+        second_moments=formats.path_text(second_moments, "second_moments") if second_moments is not None else None,
     )
     target = formats.path_text(output, "output")
     names = [path.name for path in texts]

@@ -9,17 +9,19 @@ import time
 import zipfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from aprfmt import formats
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError, UsageError
 from aprfmt.formats.imatrix import DEFAULT_CHUNK, OLD_SUFFIX, ImatrixEntry, ImatrixSums, add_sums, file_of, read_sums
+from aprfmt.formats.second_moments import CollectedMoments, moments_file
 from aprfmt.io.pipe import FileLayout, Literal, StartProgress, WriteOptions, write_file
 from aprfmt.io.sink import check_target
 from aprfmt.io.source import exists
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.llama.client import Llama, encoder_pooling
+from aprfmt.llama.engine import MOMENT_COLUMNS
 from aprfmt.running.generate import check_reads_text, metadata_of
 from aprfmt.running.token_chunks import token_chunks, with_bos
 from aprfmt.text import plural
@@ -79,6 +81,7 @@ class ImatrixRequest:
         output: whether the output head gets an entry too.
         parse_special: whether the names of special tokens in the text mean those.
         n_threads, gpu_layers: as for Llama.
+        second_moments: the file for the second moments of the inputs, too.
     """
 
     gguf: str
@@ -90,6 +93,7 @@ class ImatrixRequest:
     parse_special: bool = False
     n_threads: int = 0
     gpu_layers: int = 0
+    second_moments: str | None = None
 
 
 def compute(
@@ -126,6 +130,8 @@ def compute(
     """
     started = time.monotonic()
     check_target(target, [wanted.gguf, *inputs], force or plan)
+    if wanted.second_moments is not None:
+        check_target(wanted.second_moments, [wanted.gguf, target, *inputs], force or plan)
     check_reads_text(metadata_of(wanted.gguf), wanted.name)
     pooling, n_bytes = encoder_pooling(wanted.gguf)
     importance = "output" if wanted.output else "layers"
@@ -140,6 +146,7 @@ def compute(
             n_threads=wanted.n_threads,
             gpu_layers=wanted.gpu_layers,
             importance=importance,
+            moments=scratch if wanted.second_moments is not None else None,
         ) as llama,
     ):
         chunks = _chunks(llama, text, wanted)
@@ -173,12 +180,29 @@ def compute(
                 saved = time.monotonic()
         sums = ImatrixSums(state.entries(llama), tuple(datasets), len(chunks), wanted.chunk_size)
         engine = llama.engine
+        if wanted.second_moments is not None:
+            write_moments(llama, scratch, datasets, wanted.second_moments, force=force)
     write_file(target, file_of(sums, os.path.basename(target)), WriteOptions(force=force))
     state.remove()
     report = _report(sums, target, [wanted.name])
     report.tokens, report.resumed, report.engine = len(chunks) * wanted.chunk_size, done, engine
     report.seconds = time.monotonic() - started
     return report
+
+
+def write_moments(llama: Llama, folder: str, datasets: Sequence[str], target: str, *, force: bool) -> None:
+    """Writes the second moments that the worker has collected in `folder`."""
+    inputs: dict[int, CollectedMoments] = {}
+    for name, (number, columns, tokens) in llama.moments().items():
+        starts = range(0, columns, MOMENT_COLUMNS)
+        blocks = [
+            (os.path.join(folder, f"{number}.{i}"), min(MOMENT_COLUMNS, columns - first))
+            for i, first in enumerate(starts)
+        ]
+        known = inputs.setdefault(number, CollectedMoments((), blocks, tokens))
+        inputs[number] = replace(known, weights=(*known.weights, name))
+    layout = moments_file([*inputs.values()], datasets, os.path.basename(target))
+    write_file(target, layout, WriteOptions(force=force))
 
 
 def merge(files: Sequence[PathLike], target: str, *, plan: bool = False, force: bool = False) -> ImatrixReport:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aprfmt.llama.client import Llama
+from aprfmt.llama.engine import BATCH
 from aprfmt.types import Array
 
 if TYPE_CHECKING:
@@ -83,6 +84,26 @@ class LogitsReader:
                 each.logits(some, path, follow=start > 0)
                 rows.append(np.fromfile(path, np.float32).reshape(len(some), each.n_vocab))
             yield start, rows
+
+    def after(self, ids: Sequence[int], first: int) -> Iterator[tuple[int, Logits]]:
+        """(position, the first model's logits [positions, vocabulary]) from position `first` on. Raises RunError.
+
+        The text is computed in batches as large as llama-perplexity's: kernels round otherwise at the end of a batch.
+        """
+        import numpy as np
+
+        model, path = self._models[0], os.path.join(self._folder, "logits-0")
+        step = max(1, _BYTES // (4 * model.n_vocab))
+        for start in range(0, len(ids), BATCH):
+            some = ids[start : start + BATCH]
+            skip = max(0, first - start)
+            model.compute(some, first=skip, follow=start > 0)
+            for at in range(skip, len(some), step):
+                count = min(step, len(some) - at)
+                with open(path, "ab") as file:  # overwritten, so that its pages are reused
+                    file.truncate(4 * count * model.n_vocab)
+                model.outputs(at, count, path)
+                yield start + at, np.fromfile(path, np.float32).reshape(count, model.n_vocab)
 
     def last(self, ids: Sequence[int]) -> Logits:
         """The first model's logits after one text [vocabulary]. Raises RunError."""

@@ -127,6 +127,7 @@ class _BuiltInTarget:
 
 
 _HF = PROVENANCE_OPTIONS | {"dtype", "tokenizer", "shard_size", "no_mtp", "target_model"}
+_SERVED = _HF | {"verify", "search", "imatrix", "second_moments"}
 
 TARGETS: tuple[Target, ...] = (
     _BuiltInTarget(
@@ -160,11 +161,9 @@ TARGETS: tuple[Target, ...] = (
         ".safetensors",
         adapters="adapter:safetensors_layouts",
     ),
-    _BuiltInTarget(
-        "hf", "hf", "HF folder", "hf:layouts", _HF | {"verify", "search", "imatrix"}, adapters="adapter:peft_layouts"
-    ),
+    _BuiltInTarget("hf", "hf", "HF folder", "hf:layouts", _SERVED, adapters="adapter:peft_layouts"),
     *(
-        _BuiltInTarget(name, "hf", f"{label} folder", "hf:layouts", _HF | {"verify", "search", "imatrix"})
+        _BuiltInTarget(name, "hf", f"{label} folder", "hf:layouts", _SERVED)
         for name, label in (("gptq", "GPTQ"), ("awq", "AWQ"), ("modelopt", "ModelOpt"))
     ),
     _BuiltInTarget(
