@@ -144,6 +144,9 @@ class Config:
     logits: str = _what("fp16", "Dtype of the logits on a GPU.", choices=("fp16", "fp32"))
     chunk: int = _what(2048, "Positions per chunk of the loss; smaller saves memory.", low=1)
 
+    router_aux_loss: float = _what(
+        1e-3, "Weight of the load-balancing loss of the routers, for a student with experts (MoE); 0: off.", low=0
+    )
     qat: str | None = _what(
         None,
         "Quantization-aware training: compute with weights quantized by this preset and save them quantized: q4_0, "

@@ -168,10 +168,11 @@ def _student(config: Config, teacher: NetworkSource | None, stack: ExitStack) ->
 
 
 def _check_student(shape: Shape) -> None:
-    if shape.experts is not None:
+    if shape.has("choice_bias"):
         raise UnsupportedError(
-            f"{shape.architecture} is supported as a teacher only: students with experts (MoE) cannot be trained",
-            hint="use a dense student: --student FILE, or a config.json of a dense model",
+            f"{shape.architecture} is supported as a teacher only: gradients do not train the selection bias of its "
+            "routers",
+            hint="docs/training.md lists the families that can be trained",
         )
 
 
@@ -219,6 +220,7 @@ def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Deco
         decoder = Decoder(shape, dtype, world.device)
         optimizer = FlatOptimizer(decoder, settings, world, quantizer, rule, matrices)
     decoder.recompute = config.recompute
+    decoder.balance_experts(config.router_aux_loss, config.tokens_per_step)
 
     def write(parameter: str, whole: Tensor) -> None:
         for name, target in hf_parts(shape, parameter, whole):

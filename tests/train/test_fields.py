@@ -183,9 +183,10 @@ def test_no_field_is_left_out() -> None:
         "samples",
         "lora",
         "lora_base",
+        "router_aux_loss",
         "on_policy",
         "prompts",
         "new_tokens",
-    }  # test_guards, _lora, _live
+    }  # test_guards, _lora, _live, _families
     planned = {"micro_tokens", "chunk", "recompute", "logits", "compile", "deterministic"}
     assert set(schema()) == set(CHANGES) | elsewhere | planned

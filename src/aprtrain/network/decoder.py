@@ -108,6 +108,7 @@ class Block(nn.Module):
         # A plain function that takes the block: a bound method would be a reference cycle, and outlive the run.
         self.function: Callable[..., Tensor] = Block.compute
         self.fuses = False
+        self.balance = 0.0
         self.lora: dict[str, tuple[tuple[int, ...], float]] = {}  # matrix -> rows of its parts, scale
         for name in WEIGHTS:
             self.register_parameter(name, None)
@@ -235,7 +236,7 @@ class Block(nn.Module):
 
     def _routed(self, y_SD: Tensor, e: Experts) -> Tensor:
         """The sum of each token's experts, by one grouped product for all tokens."""
-        weights_SU, chosen_SU = choose_experts(y_SD, self.router, self.router_bias, self.choice_bias, e)
+        weights_SU, chosen_SU = choose_experts(y_SD, self.router, self.router_bias, self.choice_bias, e, self.balance)
         order = chosen_SU.flatten().argsort(stable=True)
         expert, token = chosen_SU.flatten()[order], order // e.used
         numbers = torch.arange(e.n, device=y_SD.device)
@@ -416,6 +417,12 @@ class Decoder(nn.Module):
             # A grouped product in another dtype runs, but does not compile.
             if block.router is None or block.router.dtype == torch.bfloat16:
                 block.function = compiled
+
+    def balance_experts(self, weight: float, tokens_per_step: int) -> None:
+        """Adds a load-balancing loss to the routers' gradient: `weight` times its mean over layers and tokens."""
+        routed = [block for block in self.blocks if isinstance(block, Block) and block.router is not None]
+        for block in routed:
+            block.balance = weight / (len(routed) * tokens_per_step)
 
     @contextmanager
     def uncompiled(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,12 +80,36 @@ def experts_of(h: Hyperparams, row: Architecture) -> Experts:
     )
 
 
+class _LoadBalance(torch.autograd.Function):
+    """Scores as they are; their gradient gets that of the auxiliary loss, see `choose_experts`."""
+
+    @staticmethod
+    def forward(ctx: Any, scores_SE: Tensor, chosen_SU: Tensor, weight: float) -> Tensor:
+        ctx.save_for_backward(chosen_SU)
+        ctx.weight = weight
+        return scores_SE.view_as(scores_SE)
+
+    @staticmethod
+    def backward(ctx: Any, grad_SE: Tensor) -> tuple[Tensor, None, None]:
+        (chosen_SU,) = ctx.saved_tensors
+        n_tokens, n = grad_SE.shape
+        counts_E = grad_SE.new_zeros(n).scatter_add_(0, chosen_SU.flatten(), grad_SE.new_ones(chosen_SU.numel()))
+        return grad_SE + counts_E * (ctx.weight * n / n_tokens), None, None
+
+
 def choose_experts(
-    y_SD: Tensor, router_ED: Tensor, router_bias_E: Tensor | None, choice_bias_E: Tensor | None, e: Experts
+    y_SD: Tensor,
+    router_ED: Tensor,
+    router_bias_E: Tensor | None,
+    choice_bias_E: Tensor | None,
+    e: Experts,
+    balance: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """(weights, indices) of each token's experts, [S, U]; weights are float32.
 
-    `choice_bias_E` affects the selection, not the weights.
+    `choice_bias_E` affects the selection, not the weights. The backward pass adds the gradient of a load-balancing
+    loss: `balance` times the sum over tokens of E sum_e f_e p_e, with p_e the token's score of expert e, and f_e the
+    number of tokens that chose it, divided by S (Fedus et al. 2021, arXiv:2101.03961, eq. 4, for U choices per token).
     """
     bias_E = None if router_bias_E is None else router_bias_E.float()
     logits_SE = functional.linear(y_SD.float(), router_ED.float(), bias_E)
@@ -96,6 +121,8 @@ def choose_experts(
         taken = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(1, group_S, True)
         choice_SE = grouped.masked_fill(~taken[..., None], -math.inf).flatten(1)
     chosen_SU = choice_SE.topk(e.used, -1).indices
+    if balance and torch.is_grad_enabled():
+        scores_SE = _LoadBalance.apply(scores_SE, chosen_SU, balance)  # type: ignore[no-untyped-call]
     weights_SU = scores_SE.gather(1, chosen_SU)
     if e.normed:
         weights_SU = weights_SU / weights_SU.sum(-1, keepdim=True)

@@ -164,8 +164,7 @@ FAMILIES: Mapping[str, frozenset[str]] = {
 }  # fmt: skip
 """Supported rows, and what neither their tensors nor their keys state: `root`, embeddings are multiplied by the square
 root of the width; `partial`, heads may be partially rotated; `local`, only sliding-window layers are rotated; `mixed`,
-the same if the network has a window; `late`, heads are normalized after the rotation; `routed`, experts: such a network
-can only be a teacher.
+the same if the network has a window; `late`, heads are normalized after the rotation; `routed`, experts.
 """
 
 _ACTIVATIONS = {

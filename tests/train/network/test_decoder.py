@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from arch_models import all_cases, find_case, make_config
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 from train_models import Maker, error, load, our_logits, same_winners
@@ -19,8 +22,10 @@ from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError, UnsupportedError, UsageError
 from aprtrain.models import initialize_weights
+from aprtrain.network import decoder as decoder_module
 from aprtrain.network.attention import Documents, choose
-from aprtrain.network.decoder import Decoder, hf_names
+from aprtrain.network.decoder import Decoder, hf_names, hf_parts
+from aprtrain.network.experts import choose_experts
 from aprtrain.network.shape import FAMILIES, Shape, shape_of
 
 CASES = [
@@ -30,10 +35,12 @@ CASES = [
     and case.id not in ("olmoe/clip_qkv", "ernie4_5_moe/bias", "gemma/paligemma")
     and case.dtype == "float32"  # transformers rounds its frequencies to another
 ]  # fmt: skip
-TEACHERS = [
-    "mixtral", "qwen3_moe/every_second", "gpt_oss", "deepseek_v3", "deepseek_v3/whole_q", "deepseek_v2/groups",
-    "glm4_moe/groups", "minimax_m2", "exaone_moe",
+TEACHERS = ["deepseek_v3", "deepseek_v3/whole_q", "glm4_moe/groups", "minimax_m2", "exaone_moe"]
+ROUTED = [
+    "mixtral", "qwen3_moe", "qwen3_moe/every_second", "gpt_oss", "deepseek_v2", "deepseek_v2/groups", "olmoe",
+    "granitemoe", "hunyuan_v1_moe", "mellum",
 ]  # fmt: skip
+"""Students with experts."""
 STUDENTS = [
     "llama", "qwen2/untied", "gemma3_text", "phi3/partial", "granite", "olmo2", "olmo3", "glm", "glm4",
     "arcee/biases", "ernie4_5", "exaone4/hybrid_small", "hunyuan_v1_dense", "cohere2", "starcoder2",
@@ -41,7 +48,7 @@ STUDENTS = [
 ]  # fmt: skip
 PACKED = [
     "mistral/window", "smollm3/window", "qwen3", "gemma2", "gemma2/uncapped", "phi3/window", "starcoder2/window",
-    *STUDENTS, *TEACHERS,
+    *STUDENTS, *TEACHERS, *ROUTED,
 ]  # fmt: skip
 
 
@@ -142,6 +149,60 @@ def test_gradients_equal_those_of_transformers(case_id: str, tiny: Maker) -> Non
         assert bool(expected[hf].any()), hf
 
 
+@pytest.mark.parametrize("case_id", ROUTED)
+def test_gradients_of_experts_equal_those_of_transformers(case_id: str, tiny: Maker, tmp_path: Path) -> None:
+    """By the names of a checkpoint, which transformers changes when it writes one."""
+    model = tiny(case_id)
+    decoder, reference = load(model.folder), copy.deepcopy(model.reference)
+    labels = model.ids_NT[0, 1:]
+    ours = functional.cross_entropy(decoder.logits(decoder(model.ids_NT))[0, :-1], labels)
+    theirs = functional.cross_entropy(reference(model.ids_NT, use_cache=False).logits[0, :-1], labels)
+    of_parameter = dict(
+        zip(dict(decoder.named_parameters()), torch.autograd.grad(ours, [*decoder.parameters()]), strict=True)
+    )
+    parameters = [*reference.parameters()]
+    for parameter, grad in zip(parameters, torch.autograd.grad(theirs, parameters), strict=True):
+        parameter.data.copy_(grad)
+    reference.save_pretrained(tmp_path / "gradients")
+    expected = load_file(tmp_path / "gradients/model.safetensors")
+    found = {hf: part for name, grad in of_parameter.items() for hf, part in hf_parts(decoder.shape, name, grad)}
+    assert set(found) == set(expected)
+    for hf, grad in found.items():
+        assert error(grad, expected[hf]) < 1e-4, hf
+
+
+def test_the_load_of_experts_is_balanced() -> None:
+    """The gradient of the router is that of the loss written out: E sum f p, the mean over layers and tokens."""
+    shape = shape_of_case("qwen3_moe")
+    decoder, tokens_NT = random_decoder(shape), torch.arange(40).view(2, 20)
+    routers = [p for name, p in decoder.named_parameters() if name.endswith(".router")]
+    plain = torch.autograd.grad(decoder(tokens_NT).square().sum(), routers)
+    decoder.balance_experts(0.3, tokens_NT.numel())
+    balanced = torch.autograd.grad(decoder(tokens_NT).square().sum(), routers)
+    decoder.balance_experts(0.0, 1)
+    scores: list[Tensor] = []
+    with mock.patch.object(
+        decoder_module, "choose_experts", lambda y, router, *given: chosen_with(scores, y, router, *given)
+    ):
+        decoder(tokens_NT)
+    e = shape.experts
+    assert e is not None
+    losses = []
+    for scores_SE in scores:
+        share_E = torch.zeros(e.n).index_add_(0, scores_SE.topk(e.used).indices.flatten(), torch.ones(40 * e.used)) / 40
+        losses.append(e.n * (share_E * scores_SE.mean(0)).sum())
+    expected = torch.autograd.grad(0.3 * torch.stack(losses).mean(), routers)
+    for before, after, wanted in zip(plain, balanced, expected, strict=True):
+        assert float(wanted.abs().max()) > 1e-6
+        torch.testing.assert_close(after - before, wanted, rtol=1e-2, atol=float(before.abs().max()) * 1e-5)
+
+
+def chosen_with(scores: list[Tensor], y_SD: Tensor, router_ED: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    """As `choose_experts`, which keeps the scores."""
+    scores.append((y_SD.float() @ router_ED.float().T).softmax(-1))
+    return choose_experts(y_SD, router_ED, *given)
+
+
 def test_recomputed_blocks_give_the_same_gradients() -> None:
     decoder = random_decoder(shape_of_case("qwen3"))
     tokens_NT = torch.arange(30).view(2, 15)
@@ -155,7 +216,7 @@ def test_recomputed_blocks_give_the_same_gradients() -> None:
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize("case_id", ["llama/biases", "qwen3/untied", *STUDENTS, *TEACHERS])
+@pytest.mark.parametrize("case_id", ["llama/biases", "qwen3/untied", *STUDENTS, *TEACHERS, *ROUTED])
 def test_tensors_come_back_as_they_were_loaded(case_id: str) -> None:
     shape = shape_of_case(case_id)
     decoder = Decoder(shape)
