@@ -458,9 +458,6 @@ APRTRAIN = (
     Mutation("a layer of a student is another one of its teacher", "aprtrain/models.py:make_student",
         "test_student.py::test_layers_are_the_teachers",
         "(0, layer) for", "(0, 0) for"),
-    Mutation("a network with experts is trained", "aprtrain/models.py:_check_student",
-        "test_student.py::test_a_network_with_experts_cannot_be_a_student",
-        "shape.experts is not None", "False"),
     Mutation("tokenizers are not compared", "aprfmt/tokenizer/alignment.py:align",
         "test_alignment.py::test_spellings_of_the_same_bytes_are_the_same "
         "test_alignment.py::test_holes_are_no_tokens",
