@@ -240,7 +240,7 @@ def test_a_perplexity_beyond_all_numbers_is_no_score(data: Windows) -> None:
 
 
 def test_data_without_a_label_are_no_score() -> None:
-    with pytest.raises(RefusedError, match="no token to predict"):
+    with pytest.raises(RefusedError, match="no document has a token to predict"):
         Windows(part(*([i] for i in range(20))), 8, 2)
     fails(lambda: scores_of(3, 0, [0.0] * 6, False, False), "no token to predict")
 
