@@ -149,7 +149,7 @@ def test_sources_share_no_window() -> None:
     assert all(piece in own or set(piece) == {FILLER} for piece in pieces)
 
 
-@pytest.mark.parametrize(("data", "message"), [([[1]], "fewer than two tokens"), ([[1], [2]], "no token to predict")])
+@pytest.mark.parametrize(("data", "message"), [([[1]], "fewer than two tokens"), ([[1], [2]], "no document has a token to predict")])
 def test_a_stream_without_a_label_is_refused(data: list[list[int]], message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         Windows(part(*data), 4, FILLER)
@@ -189,7 +189,7 @@ def test_labels_beyond_the_window_are_counted_and_refused_if_most_are() -> None:
     assert lines[0].startswith("210 of 960 labels are beyond the first 32 tokens of their conversation")
     error = refused(chats(32, 25))
     assert "720 of 750 labels are beyond the first 32 tokens of their conversation" in str(error)
-    with pytest.raises(RefusedError, match="no token to predict"):
+    with pytest.raises(RefusedError, match="no document has a token to predict"):
         chats(40, 8)
 
 
