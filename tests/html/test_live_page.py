@@ -145,7 +145,7 @@ def test_ctrl_c_ends_it_and_what_cannot_be_served_is_refused(
     running.end()
     get(address, "/parts")
     done.result(SOON)
-    with pytest.raises(RefusedError, match="does not go on"):
+    with pytest.raises(RefusedError, match="is not active"):
         aprfmt.report(running.folder, live=True)
     assert apr(["report", str(running.folder), "--port", "80"]) == 2
 

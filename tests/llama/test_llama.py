@@ -199,7 +199,7 @@ def test_the_vocabulary_must_have_the_rows_of_the_embedding(gguf: Path) -> None:
 def test_an_embedding_of_zeros_is_no_result(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "encoder_pooling", lambda path: ("mean", gguf.stat().st_size))
     monkeypatch.setattr(Llama, "embed", lambda self, text: [0.0, 0.0])
-    with pytest.raises(RunError, match="embedding of zeros"):
+    with pytest.raises(RunError, match="embedding of all zeros"):
         verify_gguf(gguf, None)
 
 

@@ -265,7 +265,7 @@ def test_parquet_gives_its_text_column(table: Write) -> None:
     assert skipped == {"records without 'text'": 1}
     assert read_all(table(text=[b"a", b"b"]), skipped) == []
     assert skipped == {"records without 'text'": 3}
-    with pytest.raises(RefusedError, match="no column 'text' among id"):
+    with pytest.raises(RefusedError, match="no column 'text'; the columns are id"):
         read_all(table(id=[1]))
 
 
@@ -432,7 +432,7 @@ def test_tables_of_text(tmp_path: Path) -> None:
     assert read_all(tmp_path / "b.tsv", text_field="body") == ["four"]
     (tmp_path / "empty.csv").write_text("")
     assert read_all(tmp_path / "empty.csv") == []
-    with pytest.raises(RefusedError, match="no column 'text' among body, id") as caught:
+    with pytest.raises(RefusedError, match="no column 'text'; the columns are body, id") as caught:
         read_all(tmp_path / "b.tsv")
     assert "--text-field" in str(caught.value.hint)
 

@@ -99,7 +99,7 @@ def verify(
             raise RefusedError(f"not signed by {signer}: an Ed25519 key signs .apr v1 only", path=name, hint=hint)
         with Source.open(name) as source:
             if apr1.embedded_key(source) is None:
-                raise _unsigned(name, f"it is not signed; a signature by {signer} is required")
+                raise _unsigned(name, f"a signature by {signer} is required")
             apr1.V1File(source, public_key=signer.raw())
         return ModelSignature(name, name, ED25519_METHOD, str(signer), verified=True)
     root, place = covered_by(name, reader)

@@ -123,7 +123,7 @@ def _short(body: Any) -> Any:
         (Fault(401), 5, API_KEY),
         (Fault(cut=40), 8, "in 4 attempts"),
         (Fault(pause=0.05), 8, "not complete after 0.5 s"),
-        (Fault(change=_other), 5, "read other tokens"),
+        (Fault(change=_other), 5, "read different tokens"),
         (Fault(change=_short), 4, "no valid prompt_logprobs"),
         (Fault(change=lambda body: [1]), 4, "no valid prompt_logprobs"),
         (Fault(change=lambda body: {"choices": [{"prompt_logprobs": None}]}), 4, "no valid prompt_logprobs"),
