@@ -270,7 +270,7 @@ def main() -> int:
     parser.add_argument("--measure-data", type=Path, help="text of --measure and --max-kl; default: --imatrix-data")
     parser.add_argument("--sizes", default=_DEFAULT_SIZES, help="presets, separated by commas")
     parser.add_argument("--chunks", type=int, default=24, help="chunks of 512 tokens of --imatrix-data")
-    parser.add_argument("--measure-tokens", type=int, default=1024)
+    parser.add_argument("--measure-tokens", type=int, default=2048)
     parser.add_argument("--eval-tokens", type=int, default=4096)
     parser.add_argument("--work", type=Path, help="folder to keep and to continue in; default: a temporary one")
     parser.add_argument("--json", type=Path, required=True, help="file to write")
