@@ -191,9 +191,12 @@ def float_gguf(source: Path, work: Path, *, dither: bool) -> Path:
     """The GGUF with float weights to quantize, made once."""
     if source.suffix == ".gguf" and not dither:
         return source
-    path = work / "model.gguf"
+    path = (
+        work / "model" / "model.gguf"
+    )  # other files beside a model count as its own: measurements would not be reused
     if not path.exists():
-        made = work / "unfinished.gguf"
+        path.parent.mkdir(exist_ok=True)
+        made = path.with_name("unfinished.gguf")
         aprfmt.convert_model(source, made, force=True, dtype="f16" if dither else "keep")
         if dither:
             add_digits(source, made)
