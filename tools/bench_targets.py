@@ -11,12 +11,14 @@ continues in --work. Exit 1 unless every cell meets the targets.
     --without-measure  also ours without --measure
     --max-kl           also --max-kl at the KL that the preset has on --measure-data, and the number of rounds
     --llama-mix        also the choice of llama.cpp #15550: the least sum of squared errors weighted by the matrix
+    --mlx-mix          also the choice of mlx-lm's dynamic_quant, in MLX's types
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,7 @@ import numpy as np
 
 import aprfmt
 from aprfmt.running.target_types import TypeChooser
+from dynamic_mix import module_bits
 
 if TYPE_CHECKING:
     from aprfmt.types import Array
@@ -94,7 +97,7 @@ class Bench:
         if name not in self.cells:
             path = self.work / f"{name.replace(' ', '-')}.gguf"
             report = make(path)
-            size = path.stat().st_size
+            size = int(str(report.get("weights_of", path.stat().st_size)))
             kl, error = self.divergence(path, "eval")
             given = {key: report.get(f"{key}_kl") for key in ("predicted", "measured")}
             predicted, measured = (float(str(value)) if value is not None else None for value in given.values())
@@ -139,6 +142,19 @@ class Bench:
             aprfmt.quantize_model(self.model, path, target_size=size, imatrix=self.matrix)
         return {}
 
+    def mlx_mix(self, path: Path, size: int) -> Mapping[str, object]:
+        """The choice of mlx-lm's dynamic_quant, as F16 for llama.cpp; `size` counts its weights."""
+        folder, made = self.work / "hf", self.work / "mlx"
+        if not folder.exists():
+            aprfmt.convert_model(self.model, folder, format="hf", dtype="f16")
+        with aprfmt.open(self.model) as model:
+            others = sum(tensor.n_bytes // 2 for tensor in model.tensors.entries if len(tensor.shape) < 2)
+        bits, low = module_bits(folder, self.imatrix_data.read_text(), size - others)
+        types = [f"{re.escape(name)}={n}" for name, n in bits.items() if n != low]
+        aprfmt.export_model(folder, made, format="mlx", bits=low, tensor_type=types, force=True)
+        aprfmt.convert_model(made, path, dtype="f16")
+        return {"weights_of": sum(file.stat().st_size for file in made.glob("*.safetensors"))}
+
 
 def absolute_costs(chooser: TypeChooser, model: aprfmt.Model) -> None:
     """Makes the predicted loss the sum over all weights of importance times squared error, as llama.cpp #15550 has it.
@@ -175,9 +191,12 @@ def float_gguf(source: Path, work: Path, *, dither: bool) -> Path:
     """The GGUF with float weights to quantize, made once."""
     if source.suffix == ".gguf" and not dither:
         return source
-    path = work / "model.gguf"
+    path = (
+        work / "model" / "model.gguf"
+    )  # other files beside a model count as its own: measurements would not be reused
     if not path.exists():
-        made = work / "unfinished.gguf"
+        path.parent.mkdir(exist_ok=True)
+        made = path.with_name("unfinished.gguf")
         aprfmt.convert_model(source, made, force=True, dtype="f16" if dither else "keep")
         if dither:
             add_digits(source, made)
@@ -254,11 +273,11 @@ def main() -> int:
     parser.add_argument("--measure-data", type=Path, help="text of --measure and --max-kl; default: --imatrix-data")
     parser.add_argument("--sizes", default=_DEFAULT_SIZES, help="presets, separated by commas")
     parser.add_argument("--chunks", type=int, default=24, help="chunks of 512 tokens of --imatrix-data")
-    parser.add_argument("--measure-tokens", type=int, default=1024)
+    parser.add_argument("--measure-tokens", type=int, default=2048)
     parser.add_argument("--eval-tokens", type=int, default=4096)
     parser.add_argument("--work", type=Path, help="folder to keep and to continue in; default: a temporary one")
     parser.add_argument("--json", type=Path, required=True, help="file to write")
-    for flag in ("--dither", "--without-measure", "--max-kl", "--llama-mix"):
+    for flag in ("--dither", "--without-measure", "--max-kl", "--llama-mix", "--mlx-mix"):
         parser.add_argument(flag, action="store_true")
     options = parser.parse_args()
     sizes = options.sizes.split(",")
@@ -289,6 +308,8 @@ def measure(bench: Bench, size: str, options: argparse.Namespace) -> None:
         bench.cell(name, lambda path: bench.target(path, "--target-size", n_bytes, measure=False))
     if options.llama_mix:
         bench.cell(f"{size} llama.cpp #15550", lambda path: bench.llama_mix(path, n_bytes))
+    if options.mlx_mix:
+        bench.cell(f"{size} mlx-lm dynamic_quant", lambda path: bench.mlx_mix(path, n_bytes))
     if options.max_kl:
         most = round(base.kl, 4)
         bench.cell(f"{size} --max-kl", lambda path: bench.target(path, "--max-kl", most, measure=True))

@@ -14,10 +14,12 @@ import aprfmt
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.cli.main import run
 from aprfmt.codecs.recode import decode
+from aprfmt.convert.bit_allocation import AllocatedTensor, TypeOption
 from aprfmt.convert.quantization_error import error_of, sample_rows
 from aprfmt.errors import AprError, ExistsError, RefusedError, StorageError, UsageError
 from aprfmt.running import sensitivity
 from aprfmt.running.sensitivity import groups_of
+from aprfmt.running.target_types import TypeChooser
 
 pytestmark = pytest.mark.llama
 
@@ -207,15 +209,38 @@ def test_a_divergence_is_measured_and_met(tiny_gguf: Path, text: Path, tmp_path:
     assert report.measured_kl <= at / 2
     assert report.measured_kl == pytest.approx(aprfmt.kl_divergence(out, tiny_gguf, text, chunks=1).kl, rel=1e-6)
     assert any("sensitivity of ffn_down" in line for line in lines)
+    assert "measuring the rounding of activations" in lines
     # What was measured is known to the next run.
     lines.clear()
     aprfmt.quantize_model(
         tiny_gguf, out, target_bpw=7.0, eval_data=text, eval_tokens=512, measure=True, log=lines.append, force=True
     )
-    assert not any("sensitivity" in line for line in lines)
+    assert not any("sensitivity" in line or "rounding" in line for line in lines)
     with pytest.raises(RefusedError, match="cannot be reached"):
         aprfmt.quantize_model(tiny_gguf, tmp_path / "u.gguf", max_kl=1e-9, eval_data=text, eval_tokens=512)
     assert not (tmp_path / "u.gguf").exists()
+
+
+def test_rounded_activations_are_part_of_the_prediction(tmp_path: Path) -> None:
+    chooser = TypeChooser(lambda line: None, tmp_path / "known.jsonl")
+    chooser.tensors = [
+        AllocatedTensor(
+            name, (TypeOption("Q4_0", 18, 0.02), TypeOption("Q8_0", 34, 0.0), TypeOption("F16", 64, 0.0)), 1
+        )
+        for name in ("a", "b")
+    ]
+    chooser.measure_rounding(lambda: 0.005)
+    chooser.measure_rounding(lambda: pytest.fail("it is known"))
+    small = {t.name: t.options[0] for t in chooser.tensors}
+    assert chooser.predicted(small) == pytest.approx(0.045)
+    assert {o.dtype for o in chooser.within_loss(0.045).values()} == {"Q4_0"}
+    assert {o.dtype for o in chooser.within_loss(0.044).values()} == {"Q4_0", "Q8_0"}
+    assert {o.dtype for o in chooser.within_loss(0.005).values()} == {"Q8_0"}
+    chooser.correct(small, 0.085)
+    assert chooser.predicted(small) == pytest.approx(0.085)
+    assert chooser.rounding == 0.005
+    chooser.correct(small, 0.0)
+    assert {o.dtype for o in chooser.within_loss(0.01).values()} == {"Q4_0"}
 
 
 def test_an_output_that_misses_is_not_published(

@@ -8,7 +8,6 @@ fitted to its own codes by least squares, which for given codes q is Σ w x q / 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import pairwise
 
 from aprfmt.codecs import affine, plain
 from aprfmt.codecs.packed_floats import FP4_VALUES
@@ -114,14 +113,18 @@ def integer_scales(groups: Array, weights: Array, half: int, dtype: str, *, symm
 
 
 def nearest_fp4(values: Array) -> Array:
-    """The E2M1 floats nearest to `values`, float32."""
+    """The E2M1 floats nearest to `values`, float32, ties to even."""
     import numpy as np
 
-    size = np.abs(values)
-    found = np.zeros_like(size)
-    for low, high in pairwise(FP4_VALUES[:8]):
-        found += np.where(size > np.float32((low + high) / 2), np.float32(high - low), np.float32(0))
-    nearest: Array = np.copysign(found, values)
+    size = np.minimum(np.abs(values), np.float32(FP4_VALUES[7]))
+    # Steps are half the power of two below a value, and 0.5 below 1.
+    step = (size.view("u4") & np.uint32(0xFF << 23)).view("f4")
+    step *= np.float32(0.5)
+    np.maximum(step, np.float32(0.5), out=step)
+    size /= step
+    np.rint(size, out=size)
+    size *= step
+    nearest: Array = np.copysign(size, values, out=size)
     return nearest
 
 

@@ -233,6 +233,7 @@ class _Quantizing:
             if call.measure:
                 bits = None if call.max_kl is not None else self._bits(chooser)
                 chooser.measure_costs(model, bits)
+                chooser.measure_rounding(lambda: self._rounding(model()))
                 chooser.calibrate(model, self._choose(chooser))
         chosen = self._choose(chooser)
         if call.max_kl is not None and not call.plan:
@@ -282,6 +283,17 @@ class _Quantizing:
             chooser.weights, text_field=self.call.text_field, log=self.call.log,
         )  # fmt: skip
 
+    def _rounding(self, model: PerturbedModel) -> float:
+        """The KL of the model in ROUNDED."""
+        from aprfmt.convert.api import convert
+        from aprfmt.io.temporary import scratch_folder
+        from aprfmt.running.target_types import ROUNDED
+
+        with scratch_folder("rounded") as folder:
+            path = os.path.join(folder, "rounded.gguf")
+            convert(self._source(), path, {"dtype": ROUNDED, "fsync": False})
+            return model.divergence_of(path)
+
     def _source(self) -> str:
         """The model as a GGUF that llama.cpp loads."""
         from aprfmt.running.prepared import prepare
@@ -324,7 +336,7 @@ class _Quantizing:
                 except _MissedError:
                     if measured <= most and (best is None or measured > best[0]):
                         best = (measured, chosen)
-                    chooser.scale *= measured / chooser.predicted(chosen)
+                    chooser.correct(chosen, measured)
                     chosen = chooser.within_loss(most * (1 - _MARGIN * number))
                     continue
                 report.measured_kl, report.rounds = measured, number

@@ -111,6 +111,11 @@ class PerturbedModel:
             self._replace(name, None)
         return found
 
+    def divergence_of(self, gguf: str) -> float:
+        """The mean KL(model || the model in another file), in nats."""
+        with open_decoder(gguf, n_ctx=DEFAULT_CTX) as llama:
+            return float(compare(llama, self._reference)[0].mean())
+
     def _replace(self, name: str, dtype: str | None) -> None:
         """Replaces a tensor by its values in `dtype`; None: by its own."""
         tensor = self._model.tensors[name]

@@ -44,6 +44,11 @@ from aprfmt.types import Array
 _MEASURED_BITS = (4.5, 2.6)
 """Bits per weight at which sensitivities are measured: for targets from 4 bits on, and below."""
 
+ROUNDED = "q8_0"
+"""The preset whose errors of weights are so small that its KL is that of rounded activations."""
+
+_LEAST_KL = 1e-12
+
 _COSTS = {
     **{"token_embd": 6.2, "output": 6.2, "attn_q": 1.9, "attn_k": 3.1, "attn_v": 4.5, "attn_output": 2.7},
     **{"ffn_gate": 4.0, "ffn_up": 5.7, "ffn_down": 5.3},
@@ -86,7 +91,8 @@ class TypeChooser:
         other_bytes: of the output, besides those tensors.
         other_weights: bytes of the output's other tensors.
         n_params: parameters of the output.
-        scale: measured over predicted KL.
+        scale: measured over predicted KL of the errors of weights.
+        rounding: KL of a file whose weights hardly change: llama.cpp rounds what it multiplies with quantized weights.
         sizes: number of values by tensor.
         sources: how the source stores each tensor.
         known: measurements by key.
@@ -103,6 +109,7 @@ class TypeChooser:
     other_weights: int = 0
     n_params: int = 0
     scale: float = 1.0
+    rounding: float = 0.0
     sizes: dict[str, int] = field(default_factory=dict)
     sources: dict[str, SourceType] = field(default_factory=dict)
     known: dict[str, float] = field(default_factory=dict)
@@ -193,6 +200,14 @@ class TypeChooser:
                 costs |= dict.fromkeys(names, divergence / error)
         self.tensors = [replace(tensor, cost=costs.get(tensor.name, tensor.cost)) for tensor in self.tensors]
 
+    def measure_rounding(self, measure: Callable[[], float]) -> None:
+        """Measures the KL of a file in ROUNDED, where it is not known."""
+        key = f"rounding {ROUNDED}"
+        if key not in self.known:
+            self.log("measuring the rounding of activations")
+            self._note(key, measure())
+        self.rounding = max(0.0, self.known[key])
+
     def calibrate(self, model: Callable[[], PerturbedModel], chosen: Allocation) -> None:
         """Scales the prediction to the KL of the model with all types `chosen`, measured in memory."""
         types = {name: option.dtype for name, option in chosen.items()}
@@ -207,7 +222,14 @@ class TypeChooser:
 
     def predicted(self, chosen: Allocation) -> float:
         """The predicted KL in nats."""
-        return self.scale * total_loss(self.tensors, chosen)
+        rounds = any(option.dtype in DTYPES and DTYPES[option.dtype].is_quantized for option in chosen.values())
+        return self.scale * total_loss(self.tensors, chosen) + rounds * self.rounding
+
+    def correct(self, chosen: Allocation, measured: float) -> None:
+        """Scales the prediction to the measured KL of an output with the types `chosen`."""
+        self.rounding = min(self.rounding, measured / 2)  # what is left is never negative
+        if (predicted := total_loss(self.tensors, chosen)) > 0:
+            self.scale = max(measured - self.rounding, _LEAST_KL) / predicted
 
     def within_bytes(self, budget: int, plan: ConversionPlanner) -> Allocation:
         """The best types for an output of at most `budget` bytes. Raises RefusedError with the smallest size."""
@@ -238,9 +260,11 @@ class TypeChooser:
 
     def within_loss(self, most: float) -> Allocation:
         """The smallest types with at most that much predicted KL. Raises RefusedError with the least KL."""
-        chosen = fit_loss(self.tensors, most / self.scale)
+        chosen = fit_loss(self.tensors, (most - self.rounding) / self.scale)
         if chosen is None:
             best = {t.name: min(t.options, key=lambda option: option.error) for t in self.tensors}
+            if self.predicted(best) <= most:
+                return best
             raise RefusedError(
                 f"--max-kl {most:g} cannot be reached: the most precise types have a predicted KL of "
                 f"{self.predicted(best):.3g}",
