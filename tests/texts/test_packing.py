@@ -149,7 +149,9 @@ def test_sources_share_no_window() -> None:
     assert all(piece in own or set(piece) == {FILLER} for piece in pieces)
 
 
-@pytest.mark.parametrize(("data", "message"), [([[1]], "fewer than two tokens"), ([[1], [2]], "no document has a token to predict")])
+@pytest.mark.parametrize(
+    ("data", "message"), [([[1]], "fewer than two tokens"), ([[1], [2]], "no document has a token to predict")]
+)
 def test_a_stream_without_a_label_is_refused(data: list[list[int]], message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         Windows(part(*data), 4, FILLER)

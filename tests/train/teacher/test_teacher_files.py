@@ -532,7 +532,9 @@ def test_neither_the_files_nor_the_tokens_are_taken_for_a_model(made: Made) -> N
         aprfmt.open(made.files / "tokens")
 
 
-def test_a_student_whose_routers_have_a_selection_bias_is_refused(made: Made, distil: Run, tmp_path: Path, smollm2_gguf: Path) -> None:
+def test_a_student_whose_routers_have_a_selection_bias_is_refused(
+    made: Made, distil: Run, tmp_path: Path, smollm2_gguf: Path
+) -> None:
     pytest.importorskip("transformers")
     student = Maker(tmp_path / "models")("deepseek_v3").folder
     with pytest.raises(AprError, match="supported as a teacher only"):
