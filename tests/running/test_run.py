@@ -27,7 +27,7 @@ from aprfmt.cli.main import run
 from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, RefusedError, RunError, UsageError
 from aprfmt.llama.client import Llama
 from aprfmt.llama.engine import ENGINES, MEDIA_MARKER
-from aprfmt.llama.session import _Words
+from aprfmt.llama.text_stream import TextStream
 from aprfmt.running.conversation import Conversation
 from aprfmt.running.generate import Loading, Runner
 from aprfmt.running.prepared import prepare, prepare_tower
@@ -178,15 +178,15 @@ def test_weights_of_another_type(adapted: Path, capsys: Capture) -> None:
 
 
 def test_pieces_are_whole_characters_and_stop_before_words() -> None:
-    words = _Words(["end"])
+    words = TextStream(["end"])
     given = [words.add(piece) for piece in ("ü".encode()[:1], "ü".encode()[1:], b"a e", b"n", b"x e", b"nd b")]
     assert given == ["", "ü", "a ", "", "enx ", ""]
     assert words.stopped
     assert words.text == "üa enx "
-    cut = _Words([])
+    cut = TextStream([])
     assert cut.add("😀".encode()[:3]) == ""
     assert cut.end() == "�"
-    held = _Words(["zz"])
+    held = TextStream(["zz"])
     assert (held.add(b"az"), held.end(), held.text) == ("a", "z", "az")
 
 

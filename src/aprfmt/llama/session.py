@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import ctypes
 import os
 import re
@@ -29,6 +28,7 @@ from aprfmt.llama.engine import (
 from aprfmt.llama.importance import ActivationSums, Collector
 from aprfmt.llama.media import Handle, MediaContext
 from aprfmt.llama.moments import MomentSums
+from aprfmt.llama.text_stream import TextStream
 from aprfmt.llama.watch import Watcher, sketch
 from aprfmt.types import JsonObject
 
@@ -294,7 +294,7 @@ class Session:
             self._begin(ids, reuse)
         first = time.perf_counter()
         sampler = self._sampler(Sampling(**(sampling or {})))  # type: ignore[arg-type]  # JSON of our client
-        words = _Words(stop)
+        words = TextStream(stop)
         made: list[int] = []
         ended = "length"
         room = self._c.n_ctx(self._context) - len(self._past)
@@ -547,43 +547,6 @@ class Session:
             for name in {key.rpartition(".")[0] for key in arrays}:
                 self._collector.sums[name] = ActivationSums(arrays[f"{name}.squares"], arrays[f"{name}.counts"])
         return len(self._collector.sums)
-
-
-class _Words:
-    """Bytes of tokens as text: no partial characters, and nothing after the first stop string."""
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stop = [word for word in stop if word]
-        self._given, self._all = 0, ""
-        self.stopped = False
-
-    @property
-    def text(self) -> str:
-        return self._all
-
-    def add(self, data: bytes) -> str:
-        """Adds bytes; returns new text that is certain to be part of the output."""
-        return self._new(self._decoder.decode(data), final=False)
-
-    def end(self) -> str:
-        """The rest."""
-        return "" if self.stopped else self._new(self._decoder.decode(b"", True), final=True)
-
-    def _new(self, text: str, *, final: bool) -> str:
-        self._all += text
-        found = [at for word in self._stop if (at := self._all.find(word)) >= 0]
-        if found:
-            self.stopped, self._all = True, self._all[: min(found)]
-        # The end of the text may be the start of a stop string.
-        held = 0
-        if not (found or final):
-            held = max(
-                (n for word in self._stop for n in range(1, len(word)) if self._all.endswith(word[:n])), default=0
-            )
-        new = self._all[self._given : len(self._all) - held]
-        self._given += len(new)
-        return new
 
 
 def _peak_bytes() -> int:
