@@ -12,7 +12,8 @@
 # make conformance  every architecture against transformers and llama.cpp, writes docs/architectures.md;
 #                   ROWS="arcee qwen2" runs only those, and keeps what the others came to
 # make conformance-fuzz  random configurations of every architecture, both ways, in conformance-fuzz-output/;
-#                   MINUTES=60, CASES=5000, SEED=1, ROWS, JOBS; DOCS=1 keeps the counts for docs/architectures.md
+#                   MINUTES=60, CASES=5000, SEED=1, ROWS, JOBS; DOCS=1 keeps the counts for docs/architectures.md;
+#                   PLAIN=1 those that llama.cpp does not run: there and back by an .apr, and a GGUF refused
 # make bench  ratios against peers and floors, see docs/performance.md; FULL=1 at the sizes of that page
 
 PYTHON ?= python3
@@ -62,7 +63,7 @@ conformance: $(VENV)/.test
 
 conformance-fuzz: $(VENV)/.test
 	CUDA_VISIBLE_DEVICES="" $(BIN)/python tools/configs.py --fuzz $(MINUTES:%=--minutes %) $(CASES:%=--cases %) \
-		$(SEED:%=--seed %) $(JOBS:%=--jobs %) $(ROWS:%=--row %) $(if $(DOCS),--docs) --out conformance-fuzz-output
+		$(SEED:%=--seed %) $(JOBS:%=--jobs %) $(ROWS:%=--row %) $(if $(PLAIN),--plain) $(if $(DOCS),--docs) --out conformance-fuzz-output
 
 bench: $(VENV)/.test
 	@$(BIN)/python tools/fetch_material.py

@@ -1,8 +1,8 @@
 """Judges unusual configurations: folder -> .apr -> GGUF -> llama.cpp, GGUF -> folder -> transformers.
 
     python tools/configs.py [FILE] [--only WORD] [--line N]
-    python tools/configs.py --fuzz [--minutes M] [--cases N] [--start I] [--seed S] [--row ID] [--jobs J] [--out DIR]
-                            [--docs]
+    python tools/configs.py --fuzz [--minutes M] [--cases N] [--start I] [--seed S] [--row ID | --plain] [--jobs J]
+                            [--out DIR] [--docs]
 
 FILE has a case a line (tests/conformance/configs.jsonl by default; tests/support/odd_configs.py describes the keys).
 Prints one line a case; exit 1 when one is wrong in silence or cannot be loaded.
@@ -11,6 +11,9 @@ Prints one line a case; exit 1 when one is wrong in silence or cannot be loaded.
 summary.json, with the counts and the reasons of refusals, summary.txt, the same to read, finds.jsonl, whose lines can
 be added to FILE, and outcomes.jsonl, a line a case. With both limits it ends at the first that is reached. `--docs`
 keeps the counts for docs/architectures.md. Exit 1 for a find, and for a worker that died or did not end.
+
+`--plain` draws cases of the rows of which llama.cpp has no network: right means that the folder comes back from an
+`.apr` byte by byte, that a config.json made of its hyper-parameters says the same, and that a GGUF is refused.
 """
 
 from __future__ import annotations
@@ -53,11 +56,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--start", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0, help="another number, other cases")
     parser.add_argument("--row", action="append", default=[], help="only cases of this row")
+    parser.add_argument("--plain", action="store_true", help="only rows of which llama.cpp has no network")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, help="folder for the summary, the finds and the outcomes")
     parser.add_argument("--docs", action="store_true", help="keep the counts, for docs/architectures.md")
     options = parser.parse_args(arguments)
-    if unknown := sorted({*options.row} - {*fuzzed_rows()}):
+    if unknown := sorted({*options.row} - {*fuzzed_rows(), *fuzzed_rows(plain=True)}):
         parser.error(f"transformers computes no such row: {', '.join(unknown)}")
     return options
 
@@ -81,11 +85,11 @@ def _judge_lines(options: argparse.Namespace) -> int:
 
 
 def _fuzz(options: argparse.Namespace) -> int:
-    rows = [row for row in fuzzed_rows() if not options.row or row in options.row]
+    rows = [*options.row] or [*fuzzed_rows(plain=options.plain)]
     cases = options.cases or (None if options.minutes else len(rows))
     seconds = 60 * options.minutes if options.minutes else None
     tally = Tally(options.seed)
-    preload()
+    preload(rows)
     try:
         for outcome in Fuzzer(options.seed, rows, options.jobs).run(seconds, cases, options.start):
             tally.add(outcome)

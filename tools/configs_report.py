@@ -103,7 +103,7 @@ class Tally:
         COUNTS.write_text(json.dumps(kept, indent=1) + "\n")
 
     def _rows(self) -> list[tuple[str, Counter[str]]]:
-        return [(row, self.counts[row]) for row in fuzzed_rows() if row in self.counts]
+        return [(row, self.counts[row]) for row in (*fuzzed_rows(), *fuzzed_rows(plain=True)) if row in self.counts]
 
 
 def fuzz_lines() -> list[str]:

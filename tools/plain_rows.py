@@ -51,10 +51,10 @@ FIELDS = {
 }
 """Field of Hyperparams -> its spellings."""
 FIRST = {
-    "num_layers": 2, "max_position_embeddings": 56, "hidden_size": 96, "intermediate_size": 112, "num_heads": 4,
+    "num_layers": 2, "max_position_embeddings": 58, "hidden_size": 96, "intermediate_size": 112, "num_heads": 4,
     "num_kv_heads": 2, "vocab_size": 500, "head_dim": 20,
 }  # fmt: skip
-SECOND = FIRST | {"max_position_embeddings": 72, "hidden_size": 128, "intermediate_size": 144, "vocab_size": 520,
+SECOND = FIRST | {"max_position_embeddings": 74, "hidden_size": 128, "intermediate_size": 144, "vocab_size": 520,
                   "num_heads": 16, "num_kv_heads": 4, "head_dim": 28}  # fmt: skip
 KINDS = {bool: "bool", int: "i32", float: "f32", str: "str"}
 WORDS = {"vocab_size": "vocab", "hidden_size": "hidden", "intermediate_size": "ffn", "num_layers": "layers",
@@ -86,7 +86,7 @@ class _Probe:
         self.sizes = {field: key for field, spelled in FIELDS.items() if (key := self._spelled(spelled))}
         self.tied = getattr(own, "tie_word_embeddings", None)
         self.prefix = str(self.model_class.base_model_prefix)
-        self.inside = name.endswith("TextModel")
+        self.inside = name.endswith("TextModel") and not like
 
     def _spelled(self, spelled: Sequence[str]) -> str:
         for name in (str(self.names.get(name, name)) for name in spelled):
@@ -125,18 +125,23 @@ class _Probe:
         if self.inside:
             found = {f"model.{name}": shape for name, shape in found.items()}
             self.prefix, self.embedding, self.head = "model", "model.embed_tokens.weight", "lm_head.weight"
-            if not config.tie_word_embeddings:
+            if not getattr(config, "tie_word_embeddings", False):
                 found[self.head] = (config.vocab_size, config.hidden_size)
         if self.prefix not in _firsts(found):  # a class may save its model under another name
             self.prefix = next(iter(_firsts([self.embedding])), "")
         return found
 
     def full_shapes(self) -> Shapes:
-        """Shapes of the model that the config class makes by itself, in the model's own names; no weights are made."""
+        """Shapes of the model that the config class makes by itself, in the model's own names; no weights are made.
+
+        Raises UnfitError if it has tensors that the tiny model has not: SIZES then gives that layers of each kind.
+        """
         import torch
 
         with torch.device("meta"):
-            model = self.model_class(self.config_class())
+            model, tiny = self.model_class(self.config_class()), self.model_class(self.config(FIRST))
+        if lost := {*map(template_of, model.state_dict())} - {*map(template_of, tiny.state_dict())}:
+            raise UnfitError(f"the tiny model lacks {sorted(lost)[0]} and {len(lost) - 1} more")
         found: dict[str, list[tuple[int, ...]]] = {}
         for name, weight in model.state_dict().items():
             own = f"model.{name}" if self.inside else name
@@ -208,15 +213,18 @@ def _is_stored(weight: Any, file: Any, name: str) -> bool:
 
 
 def template_of(name: str) -> str:
-    """`model.layers.3.mlp.experts.0.up.weight` -> `model.layers.{n}.mlp.experts.{e}.up.weight`."""
+    """`model.layers.3.mlp.experts.0.up.weight` -> `model.layers.{n}.mlp.experts.{e}.up.weight`.
+
+    Adapters that layers share are counted as experts are.
+    """
     parts = name.split(".")
     numbers = [i for i, part in enumerate(parts) if part.isdigit()]
     for i in numbers:
-        if "expert" in parts[i - 1]:
+        if "expert" in parts[i - 1] or parts[i - 1].endswith("_adapter_list"):
             parts[i] = "{e}"
         elif i == numbers[0]:
             parts[i] = "{n}"
-    return ".".join(parts)
+    return re.sub(r"\bexpert_\d+", "expert_{e}", ".".join(parts))
 
 
 def words_of(probe: _Probe, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -331,7 +339,7 @@ def line_of(name: str) -> PlainLine:
     depth = {stack: _depth(layers, dims.words, alone=len(counts) == 1) for stack, layers in counts.items()}
     counts = {stack: dims.words["layers"] if depth[stack] == "layers" else n for stack, n in counts.items()}
     tensors |= {found: (tensors[found][0], OPTIONAL) for found in _not_in_all_layers(shapes[0], counts)}
-    tensors |= _switched(probe, tensors, dims, depth)
+    tensors |= _switched(probe, tensors, dims, counts)
     if probe.tied is not None:
         kept = {template_of(tensor) for tensor in probe.shapes(FIRST, tie_word_embeddings=True)}
         tensors |= {found: _also(tensors[found], HEAD) for found in first.keys() - kept}
@@ -422,7 +430,7 @@ def _depth(layers: int, words: Mapping[str, int], *, alone: bool) -> str:
 
 
 def _switched(
-    probe: _Probe, tensors: Mapping[str, tuple[str, str]], dims: _Sizes, stacks: Collection[str]
+    probe: _Probe, tensors: Mapping[str, tuple[str, str]], dims: _Sizes, stacks: Mapping[str, int]
 ) -> dict[str, tuple[str, str]]:
     """The tensors that a switch of the config adds or takes away, by the name itself where it is of no known stack."""
 
@@ -442,9 +450,10 @@ def _switched(
             continue  # the class refuses it, or has no such network
         new = {spell(name): (shape, other[1][name]) for name, shape in other[0].items()}
         need = switch if value else f"!{switch}"
+        partial = {*_not_in_all_layers({n: shape for n, shape in first.items() if spell(n) != n}, stacks)}
         for name, pair in new.items():
             if name not in tensors:
-                changed[name] = (dims(name, *pair), OPTIONAL if name in changed else need)
+                changed[name] = (dims(name, *pair), OPTIONAL if name in changed or name in partial else need)
         for name in tensors.keys() - new.keys():
             once = name not in changed and tensors[name][1] == REQUIRED
             changed[name] = (tensors[name][0], need.removeprefix("!") if need[0] == "!" and once else
@@ -458,7 +467,8 @@ def main(names: Sequence[str]) -> int:
     failed = 0
     for name in names or list(lines):
         try:
-            line = line_of(name)
+            has_class = hasattr(quiet_transformers(), name)
+            line = line_of(name if has_class else lines[name]["classes"][-1])
             lines[line["classes"][0]] = line
         except Exception as failure:
             failed = 1

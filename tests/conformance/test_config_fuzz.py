@@ -20,6 +20,7 @@ import config_fuzz
 import pytest
 from config_draws import ACTIVATIONS, ROPE_TYPES, Draws, fields_of, with_changes
 from config_fuzz import DIED, LATE, Fuzzer, Outcome, fuzzed_rows, numbered, outcome_of, row_of
+from llama_peer import LlamaPeer
 from odd_configs import ABORTED, CRASHED, REFUSED, RIGHT, SAID, WRONG, OddConfig, Verdict, judge, read_cases
 from turns import turn
 
@@ -110,8 +111,6 @@ def test_a_line_is_the_case(tmp_path: Path) -> None:
 def test_the_judge_sees_other_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GGUF whose logits differ in the third digit is wrong, and the same one is right with a tolerance for it."""
     pytest.importorskip("torch")
-    from llama_peer import LlamaPeer
-
     draws = draws_of("llama")
     case = OddConfig(draws.made_type, draws.case.model_class, draws.arguments, like=draws.case.id)
     computed = LlamaPeer.logits
@@ -119,6 +118,23 @@ def test_the_judge_sees_other_logits(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with LlamaPeer() as llama:
         found = [judge(case, tmp_path / str(loose), llama, loose=loose)["to_gguf"].outcome for loose in (1.0, 5.0)]
     assert found == [WRONG, RIGHT]
+
+
+def test_a_plain_row_comes_back_and_its_gguf_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right without llama.cpp; wrong where a config.json of its hyper-parameters has another value."""
+    pytest.importorskip("torch")
+    from aprfmt.arch import hparams
+
+    base = fuzzed_rows(plain=True)["opt"][0]
+    draws = Draws(base, 280)
+    case = OddConfig(draws.made_type, base.model_class, draws.arguments, like=base.id)
+    with LlamaPeer() as llama:
+        assert outcome_of(judge(case, tmp_path / "right", llama)) == RIGHT
+        built = hparams.to_hf_config
+        monkeypatch.setattr(hparams, "to_hf_config", lambda *given, **more: built(*given, **more) | {"ffn_dim": 7})
+        found = judge(case, tmp_path / "wrong", llama)
+    assert outcome_of(found) == WRONG
+    assert "ffn_dim is 7 instead of" in found["to_gguf"].text
 
 
 @pytest.mark.parametrize(("outcome", "work"), [(LATE, hang), (DIED, die)])

@@ -121,11 +121,13 @@ def outcome_of(verdicts: Mapping[str, Verdict]) -> str:
 
 
 @cache
-def fuzzed_rows() -> dict[str, list[ArchCase]]:
-    """Row -> its cases that transformers computes, the base case first."""
+def fuzzed_rows(*, plain: bool = False) -> dict[str, list[ArchCase]]:
+    """Row -> its cases that transformers computes, the base case first; with `plain` those of rows of which llama.cpp
+    has no network.
+    """
     found: dict[str, list[ArchCase]] = {}
     for case in all_cases():
-        if case.computable and case.kind != "draft" and has_gguf(case.row):
+        if case.computable and case.kind != "draft" and has_gguf(case.row) != plain:
             found.setdefault(case.row, []).append(case)
     return found
 
@@ -140,7 +142,7 @@ def row_of(seed: int, number: int, rows: Sequence[str]) -> str:
 def numbered(seed: int, number: int, row: str) -> tuple[OddConfig, Draws, dict[str, Any]]:
     """The case of a number, what it is drawn from, and its changes."""
     rng = Random(f"{seed}:{number}:{row}")
-    known = fuzzed_rows()[row]
+    known = fuzzed_rows(plain=not has_gguf(row))[row]
     base = known[0] if rng.random() < 0.4 else rng.choice(known)
     draws = Draws(base, _EMBEDDING.get(row, VOCABULARY))
     dtype = rng.choices(_DTYPES, (6, 1, 1, 1, 1))[0]
@@ -389,16 +391,17 @@ class Fuzzer:
             os._exit(code)
 
 
-def preload() -> None:
+def preload(rows: Sequence[str] = ()) -> None:
     """Does what each case would do anew in its own process: imports, tables, patterns. It is most of a case's time."""
     import aprfmt.api
     from aprfmt.arch.table import ARCHITECTURES
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork
     quiet_transformers()
-    for row, cases in fuzzed_rows().items():
-        ARCHITECTURES.get(row)
-        getattr(quiet_transformers(), cases[0].model_class)
+    for row, cases in (fuzzed_rows() | fuzzed_rows(plain=True)).items():
+        if row in (rows or fuzzed_rows()):
+            ARCHITECTURES.get(row)
+            getattr(quiet_transformers(), cases[0].model_class)
     del aprfmt
     with tempfile.TemporaryDirectory(prefix="apr-configs-") as work, LlamaPeer(_LLAMA_SECONDS) as llama:
         for row, gguf_dtype in (("llama", "f32"), ("bert", "q8_0")):

@@ -44,6 +44,21 @@ CASES = (
         images=_IMAGES,
     ),
     TowerCase(
+        "glm4v_vision/4_6",
+        "Glm46VForConditionalGeneration",
+        {
+            "text_config": {
+                **{"model_type": "glm4v_text", **TEXT},
+                "rope_parameters": {**_GRID, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+            },
+            "vision_config": _SEES,
+        },
+        "Glm46VConfig",
+        converter_cannot="it does not know the class",
+        feed="merged",
+        images=_IMAGES,
+    ),
+    TowerCase(
         "glm_ocr_vision",
         "GlmOcrForConditionalGeneration",
         {

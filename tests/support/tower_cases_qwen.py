@@ -29,10 +29,12 @@ def _qwen3(name: str, stem: str, text: dict[str, Any], vision: dict[str, Any], *
     )
 
 
+_OLDER = "this one is older than the class"
 CASES = (
     _qwen3("", "Qwen3VL", {}, {"deepstack_visual_indexes": [1, 2]}),
     _qwen3("moe", "Qwen3VLMoe", _MOE, {"deepstack_visual_indexes": [0, 2]}),
     _qwen3("3_5", "Qwen3_5", _DELTA, {}),
+    _qwen3("jev", "Qwen3_5", _DELTA, {}, named="OpenJevModel", converter_cannot=_OLDER),
     _qwen3("4_exp", "Qwen4Exp", {**QWEN4, "eos_token_id": 2}, {}),
     _qwen3("3_5_moe", "Qwen3_5Moe", {**_DELTA, **_MOE}, {}),
     TowerCase(

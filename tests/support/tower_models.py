@@ -76,6 +76,7 @@ class TowerCase:
         feed: how transformers is given an image or a sound (tower_feed.FEEDS), to be compared with mtmd; "" where it
             has no such network.
         inner: class in transformers of the part that sees and hears, "thinker" of the whole; "" for the whole.
+        named: the class in config.json where that is another name of `model_class`, which transformers lacks.
         images: (height, width) of three images that no preprocessor changes, or numbers of samples of two sounds.
         mtmd_cannot: why mtmd does not compute what transformers computes, or, without a feed, why it is not asked;
             empty where it does.
@@ -102,6 +103,7 @@ class TowerCase:
     text_cannot: str = ""
     feed: str = ""
     inner: str = ""
+    named: str = ""
     images: tuple[tuple[int, ...], ...] = ((56, 56), (56, 56), (56, 56))
     mtmd_cannot: str = ""
 
@@ -142,6 +144,9 @@ def build_tower(case: TowerCase, folder: Path, tokenizer: Path, *, published: bo
             warnings.simplefilter("ignore")  # tables of complex numbers are made again, not saved
             model.to(torch.float32).save_pretrained(folder)
         tensors = load_file(folder / "model.safetensors")
+        if case.named:
+            body = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps(body | {"architectures": [case.named]}, indent=2))
     else:
         body = {"architectures": [case.model_class], **_filled(case.config, size)}
         (folder / "config.json").write_text(json.dumps(body, indent=2))

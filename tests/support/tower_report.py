@@ -20,7 +20,7 @@ def cases_of(hf_class: str) -> tuple[TowerCase, ...]:
     """The cases that show a class: its own, or else those of the rows that have it."""
     rows = {row.id for row in TOWERS.values() if hf_class in row.hf_classes}
     cases = tuple(case for case in all_tower_cases() if case.row in rows)
-    return tuple(case for case in cases if case.model_class == hf_class) or cases
+    return tuple(case for case in cases if (case.named or case.model_class) == hf_class) or cases
 
 
 def is_equal(case: TowerCase) -> bool:

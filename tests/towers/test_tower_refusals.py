@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arch_models import CACHE
+from arch_models import CACHE, build, find_case, write_tokenizers
 from safetensors.numpy import load_file, save_file
 from tower_models import TowerCase, all_tower_cases, build_tower
 from tower_steps import tokenizer_folder
@@ -66,6 +66,20 @@ def _config(folder: Path, change: Callable[[dict[str, object]], object]) -> None
 def _tensors(folder: Path, keep: Callable[[str], bool]) -> None:
     path = folder / "model.safetensors"
     save_file({name: value for name, value in load_file(path).items() if keep(name)}, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("case_id", "lacks"),
+    [("cohere2/aya_vision", "a SwiGLU projector behind a pixel shuffle"), ("gemma/paligemma", "a single linear layer")],
+)
+def test_towers_of_which_mtmd_lacks_a_part_say_which(case_id: str, lacks: str, tmp_path: Path) -> None:
+    case = find_case(case_id)
+    build(case, tmp_path / "m", write_tokenizers(tmp_path / "tok", [case.tokenizer], 512))
+    with pytest.raises(
+        RefusedError, match=f"the towers of {case.model_class} are not supported: .*mtmd lacks .*{lacks}"
+    ):
+        aprfmt.export_model(tmp_path / "m", tmp_path / "mmproj.gguf", mmproj=True)
+    assert not (tmp_path / "mmproj.gguf").exists()
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ EVEN_HEADS = frozenset(
     (
         "arcee", "aria_text", "cwm", "deepseek_v2", "eurobert", "exaone", "gemma2", "gemma3_text", "gemma3n_text",
         "hrm_text", "hyperclovax", "internlm3", "iquestcoder", "jais2", "llama", "minicpm3", "muse_glimmer_text",
-        "pocket_tts", "ultrabert", "vaultgemma",
+        "muse_spark_text", "pocket_tts", "ultrabert", "vaultgemma",
     )
 )  # fmt: skip
 """Model types whose config class refuses a hidden size that the heads do not divide."""

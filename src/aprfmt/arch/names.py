@@ -19,7 +19,7 @@ from aprfmt.light_dataclass import light_dataclass
 from aprfmt.text import first_few
 from aprfmt.types import Shape
 
-_NUMBER = re.compile(r"(?:(?<![^.])|(?<=\.shard_))(0|[1-9][0-9]{0,5})(?![^.])")
+_NUMBER = re.compile(r"(?:(?<![^.])|(?<=\.shard_)|(?<=\.expert_))(0|[1-9][0-9]{0,5})(?![^.])")
 _MAX_NUMBERS = 8
 _MOST_NAMES = 4096
 """Names whose readings are kept: each is looked up in many families, and many times in one."""

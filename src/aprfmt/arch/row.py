@@ -328,6 +328,7 @@ class Wrapper:
         row: id of the default row, as for older configs without a nested one.
         instead: row of the nested config -> row inside this network, if GGUF has another name for it.
         beside: prefixes of tensor names that look like the language model's but do not belong to it.
+        lacks: what llama.cpp's mtmd lacks to run its towers; "" if they have a row, or could have one.
     """
 
     hf_class: str
@@ -335,3 +336,4 @@ class Wrapper:
     row: str
     instead: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
+    lacks: str = ""

@@ -12,7 +12,7 @@ from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.projectors import DEEPSTACK, with_layers
 from aprfmt.arch.row import Architecture, Tower
-from aprfmt.arch.table import ARCHITECTURES, classes_of
+from aprfmt.arch.table import ARCHITECTURES, classes_of, wrapper_of
 from aprfmt.arch.tower_table import PREPROCESSOR, find_tower, from_config, missing_keys, to_config
 from aprfmt.canonical.clip import check_towers, read_towers
 from aprfmt.canonical.model import Canonical
@@ -119,8 +119,10 @@ def _of_config(c: Canonical) -> TowerPart:
             raise RefusedError(
                 f"{what} has no towers", path=c.model.path, hint="leave out --mmproj to write the language model"
             )
+        wrapper = wrapper_of(c.hparams.hf_architecture)
+        why = f": llama.cpp's mtmd lacks {wrapper.lacks}" if wrapper is not None and wrapper.lacks else ""
         raise RefusedError(
-            f"the towers of {what} are not supported",
+            f"the towers of {what} are not supported{why}",
             path=c.model.path,
             hint="keep them in an .apr or a folder, or add them as docs/towers.md describes",
         )

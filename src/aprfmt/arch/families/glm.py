@@ -272,7 +272,10 @@ TOWERS: tuple[Tower, ...] = (
     ),
     Tower(
         id="glm4v_vision",
-        **whole("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", types=("glm4v", "glm4v_moe")),
+        **whole(
+            "Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration",
+            types=("glm4v", "glm4v_moe", "glm46v"),
+        ),
         when="projector_type=glm4v&!tensors=v.attn_q_norm.weight", text="model.language_model.", prefixes=_PREFIXES,
         tensors=_tensors(
             *norm(f"{_V}post_conv_layernorm", "v.norm_embd", TOWER_WIDTH),

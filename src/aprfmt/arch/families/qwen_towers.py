@@ -117,7 +117,7 @@ TOWERS: tuple[Tower, ...] = (
         **whole(
             "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration",
             "Qwen3_5MoeForConditionalGeneration", "Qwen4ExpForConditionalGeneration", "OpenJevModel",
-            types=("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp"),
+            types=("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "qwen3_5"),
         ),
         when="projector_type=qwen3vl_merger", text="model.language_model.", prefixes=(("model.visual.", _V),),
         listed={_DEEPSTACK: "vision_config.deepstack_visual_indexes"},

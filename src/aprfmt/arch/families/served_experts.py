@@ -264,7 +264,7 @@ _MISTRAL_LARGE = Architecture(
     ),
     keys=(
         *DIMS, GROUPED, ROPE, RMS_EPS, VOCAB, Key("", ("hidden_act",), "str"), flag("attention_bias"),
-        Key("", ("routed_scaling_factor",), "f32"), Key("", ("final_logit_softcapping",), "f32"),
+        Key("", ("routed_scaling_factor",), "f32"), Key("", ("final_logit_softcapping",), "f32"), HEAD_DIM,
         *_counts(
             _ROUTED, "n_shared_experts", "num_experts_per_tok", _WIDTH, "kv_lora_rank", "qk_nope_head_dim",
             "qk_rope_head_dim", "v_head_dim", "n_group", "topk_group", "index_topk", "index_head_dim", "index_n_heads",
