@@ -141,6 +141,7 @@ _CONFIGS = {
 _OF_CASES: dict[str, dict[str, Any]] = {
     "FSMTForConditionalGeneration": {"src_vocab_size": 50000, "tgt_vocab_size": 50000},
     "LEDForConditionalGeneration": {"attention_window": 8},
+    "RecurrentGemmaForCausalLM": {"num_key_value_heads": 1},  # as mlx_lm has it
     "XLNetLMHeadModel": {"d_head": 16},
     "XmodForMaskedLM": {"default_language": "en_XX"},
 }
