@@ -81,11 +81,12 @@ class Bench:
     @property
     def matrix(self) -> Path:
         """The importance matrix, of all files."""
-        return self.work / "model.imatrix.gguf"
+        return self.work / "imatrix" / "model.imatrix.gguf"  # apart, as the model is
 
     def prepare(self) -> None:
         """Computes the importance matrix; reads the cells of an interrupted run."""
         if not self.matrix.exists():
+            self.matrix.parent.mkdir(exist_ok=True)
             text = ("--data", self.imatrix_data, "--chunks", self.chunks)
             apr("imatrix", self.model, *text, "-o", self.matrix, "--resume")
         known = self.work / "cells.json"

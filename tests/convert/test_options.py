@@ -129,6 +129,7 @@ VALUES: dict[str, Any] = {
     "pure": True,
     "leave_output": True,
     "search": True,
+    "second_moments": "m.safetensors",
     "allow_requantize": True,
     "tokenizer": "folder",
     "no_tokenizer": True,
