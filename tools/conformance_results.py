@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from conformance_report import Result
 RESULTS = Path(__file__).resolve().parent.parent / "tests" / "conformance" / "results.jsonl"
 STEPS = ("build", *OURS, *PEER)
 _PASSED, _FAILED, _SKIPPED = "+-."
+
+_BUILD_FOLDER = re.compile(r"/\S+/(?=llama\.cpp/src/)")
+"""Where llama.cpp was compiled, as its assertions name their file."""
 
 
 def digest(case: ArchCase) -> str:
@@ -47,7 +51,7 @@ def _line(result: Result) -> str:
     failed = {name: s for name in STEPS if (s := result.steps.get(name)) is not None and not s.ok}
     if errors := {name: float(f"{step.error:.1e}") for name, step in failed.items() if step.error is not None}:
         line["errors"] = errors
-    if reasons := {name: step.reason for name, step in failed.items() if step.reason}:
+    if reasons := {name: _BUILD_FOLDER.sub("", step.reason) for name, step in failed.items() if step.reason}:
         line["reasons"] = reasons
     return json.dumps(line, ensure_ascii=False)
 
