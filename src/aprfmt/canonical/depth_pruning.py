@@ -48,6 +48,7 @@ PER_LAYER = frozenset(
         *("num_attention_heads_per_layer", "num_key_value_heads_per_layer", "num_kv_heads", "num_query_heads"),
         *("block_configs", "activation_sparsity_pattern", "indexer_compress_ratio", "hybrid_override_pattern"),
         *("sparse_attention_config.sparse_attention_freq", "sliding_window", "position_layers", "window_sizes"),
+        "kv_source_layers",
     )
 )
 """config.json keys whose value may be a list, or a string of letters, with one item per layer. Lists under the name of
@@ -80,6 +81,7 @@ BY_NUMBER: Mapping[str, Callable[[Hyperparams, int], object]] = {
     "rescale_every": lambda h, layer: layer // step if (step := _int(h, "rescale_every")) > 0 else 0,
     "attn_res_block_size": lambda h, layer: layer % step if (step := _int(h, "attn_res_block_size")) > 0 else 0,
     "scale_attn_by_inverse_layer_idx": lambda h, layer: layer if h.extra.get("scale_attn_by_inverse_layer_idx") else 0,
+    "kv_source_layers": lambda h, layer: layer if h.extra.get("kv_source_layers") else 0,
     DEEPSTACK: lambda h, layer: fed_layers(h).get(layer),
     "deepstack_layers": lambda h, layer: min(layer, _int(h, "deepstack_layers")),
 }
