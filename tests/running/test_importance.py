@@ -146,7 +146,8 @@ def test_second_moments_are_those_of_what_each_layer_is_given(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    aprfmt.imatrix(gguf, text, tmp_path / "m.gguf", chunk_size=CHUNK, second_moments=tmp_path / "m.moments")
+    made = aprfmt.imatrix(gguf, text, tmp_path / "m.gguf", chunk_size=CHUNK, second_moments=tmp_path / "m.moments")
+    assert made.second_moments == str(tmp_path / "m.moments")
     model = AutoModelForCausalLM.from_pretrained(folders("llama"), dtype=torch.float32, attn_implementation="eager")
     sums: dict[str, Any] = {}
 

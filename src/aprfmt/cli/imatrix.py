@@ -122,6 +122,8 @@ def _text(report: ImatrixReport, plan: bool) -> Iterator[str]:
         rows.append(("resumed", f"{plural(report.resumed, 'chunk')} from the earlier run"))
     if report.entries:
         rows.append(("entries", f"{report.entries:,} weights"))
+    if report.second_moments:
+        rows.append(("second moments", printable(report.second_moments)))
     if report.unused:
         names = first_few(f"{name} {first_few(experts)}" for name, experts in report.unused.items())
         rows.append(("never used", f"experts of {names}"))

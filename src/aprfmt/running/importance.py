@@ -45,6 +45,7 @@ class ImatrixReport:
         tokens: number of processed tokens; 0 for merged matrices.
         resumed: chunks processed by an interrupted earlier run.
         unused: experts that no token was routed to, by name of their weights.
+        second_moments: the file with the second moments of the inputs, if one was requested.
         engine: the package that provides llama.cpp.
         seconds: wall time.
         warnings: warnings for the user.
@@ -59,6 +60,7 @@ class ImatrixReport:
     tokens: int = 0
     resumed: int = 0
     unused: dict[str, list[int]] = field(default_factory=dict)
+    second_moments: str | None = None
     engine: str | None = None
     seconds: float = 0.0
     warnings: list[str] = field(default_factory=list)
@@ -186,6 +188,7 @@ def compute(
     state.remove()
     report = _report(sums, target, [wanted.name])
     report.tokens, report.resumed, report.engine = len(chunks) * wanted.chunk_size, done, engine
+    report.second_moments = wanted.second_moments
     report.seconds = time.monotonic() - started
     return report
 
