@@ -970,6 +970,12 @@ APRFMT = (
         "test_quantized_pairs.py::test_blocks_of_two_gguf_tensors_come_back_as_one",
         "tensors[gguf]", "tensor"),
     # towers
+    Mutation("images that are not square are taken", "aprfmt/arch/converters/towers.py:_square_to_gguf",
+        "test_tower_refusals.py::test_what_llama_cpp_takes_for_granted_of_internvl_must_hold",
+        "isinstance(value, list)", "False"),
+    Mutation("every InternViT has layer norms", "aprfmt/arch/families/llama_towers.py:_norm_of_size",
+        "test_tower_refusals.py::test_what_llama_cpp_takes_for_granted_of_internvl_must_hold",
+        '"rms_norm" if big else "layer_norm"', 'str(scope.value)'),
     Mutation("towers of another language model are taken", "aprfmt/convert/towers.py:with_tower",
         "test_tower_refusals.py::test_towers_of_another_model",
         "h.hidden_size != c.hparams.hidden_size", "False"),

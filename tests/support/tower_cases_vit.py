@@ -12,6 +12,21 @@ _SMOL = {
     "scale_factor": 2,
     "vocab_size": VOCAB,
 }
+_MINICPM = {
+    "text_config": {
+        **TEXT,
+        **{"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2},
+        **{"linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [2, 1, 1],
+        },
+    },
+    "vision_config": {**_VIT, "patch_size": 14, "image_size": 980},
+    "insert_layer_id": 1,
+}
 
 CASES = (
     TowerCase(
@@ -40,6 +55,23 @@ CASES = (
         },
     ),
     TowerCase(
+        "internvl_vision",
+        "InternVLForConditionalGeneration",
+        {
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "vision_config": {
+                **_VIT,
+                **{"architectures": ["InternVisionModel"], "image_size": [56, 56], "patch_size": [14, 14]},
+                **{"attention_bias": True, "num_hidden_layers": 4},
+            },
+        },
+        "InternVLConfig",
+        renames=((r"^(?=vision_tower\.|multi_modal_projector\.)", "model."),),
+        feed="pixels",
+        mtmd_cannot="it puts the class token behind the patches, but adds the first position to the first patch; with "
+        "positions moved by one in transformers, three images agree",
+    ),
+    TowerCase(
         "janus_vision",
         "JanusForConditionalGeneration",
         {
@@ -55,6 +87,18 @@ CASES = (
         },
         "JanusConfig",
         drops=r"^model\.(generation_|vqmodel\.)",
+    ),
+    TowerCase(
+        "deepseek_vl_vision",
+        "DeepseekVLForConditionalGeneration",
+        {
+            "text_config": _LLAMA,
+            "vision_config": {"model_type": "siglip_vision_model", **_VIT, "patch_size": 14, "image_size": 56},
+        },
+        "DeepseekVLConfig",
+        drops=r"vision_model\.head\.",
+        converter_cannot="it does not know the class",
+        feed="pixels",
     ),
     TowerCase(
         "llama4_vision",
@@ -148,23 +192,17 @@ CASES = (
     TowerCase(
         "minicpmv4_6_vision",
         "MiniCPMV4_6ForConditionalGeneration",
-        {
-            "text_config": {
-                **TEXT,
-                **{"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2},
-                **{"linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
-                "rope_parameters": {
-                    "rope_type": "default",
-                    "rope_theta": 1e7,
-                    "partial_rotary_factor": 0.5,
-                    "mrope_section": [2, 1, 1],
-                },
-            },
-            "vision_config": {**_VIT, "patch_size": 14, "image_size": 980},
-            "insert_layer_id": 1,
-        },
+        _MINICPM,
         "MiniCPMV4_6Config",
         preprocessor={**IMAGES, "scale_resolution": 448, "downsample_mode": "16x"},
+    ),
+    TowerCase(
+        "minicpmv4_6_vision/ocr",
+        "MiniCPMOcrForConditionalGeneration",
+        _MINICPM,
+        "MiniCPMOcrConfig",
+        preprocessor={**IMAGES, "scale_resolution": 448, "downsample_mode": "4x"},
+        converter_cannot="it does not know the class",
     ),
     TowerCase(
         "muse_glimmer_vision",

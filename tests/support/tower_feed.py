@@ -50,7 +50,8 @@ def _scaled(folder: Path, pixels: Array) -> Any:
 
 
 def _pixels(model: Any, folder: Path, pixels: Array) -> Any:
-    return model.get_image_features(pixel_values=_scaled(folder, pixels))
+    seeing = model if hasattr(model, "get_image_features") else model.model
+    return seeing.get_image_features(pixel_values=_scaled(folder, pixels))
 
 
 def _columns(model: Any, folder: Path, pixels: Array) -> Any:

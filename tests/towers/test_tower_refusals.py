@@ -70,7 +70,15 @@ def _tensors(folder: Path, keep: Callable[[str], bool]) -> None:
 
 @pytest.mark.parametrize(
     ("case_id", "lacks"),
-    [("cohere2/aya_vision", "a SwiGLU projector behind a pixel shuffle"), ("gemma/paligemma", "a single linear layer")],
+    [
+        ("cohere2/aya_vision", "a SwiGLU projector behind a pixel shuffle"),
+        ("gemma/paligemma", "a single linear layer"),
+        ("llama/llava_next", "image_newline at the end of each row of tiles"),
+        ("qwen2/llava_onevision", "image_newline at the end of each row of tiles"),
+        ("llama/vip_llava", "the norm of its projector's input"),
+        ("qwen2/got_ocr2", "a SAM tower by itself"),
+        ("qwen3/moss_transcribe", "the norm of its projector's output"),
+    ],
 )
 def test_towers_of_which_mtmd_lacks_a_part_say_which(case_id: str, lacks: str, tmp_path: Path) -> None:
     case = find_case(case_id)
@@ -413,6 +421,39 @@ def test_blocks_of_a_convolutional_tower_are_those_of_its_network(
     edit(tmp_path / "folder")
     with pytest.raises(AprError, match=message):
         aprfmt.export_model(tmp_path / "folder", tmp_path / "towers.gguf", mmproj=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "changed", "message"),
+    [
+        ("vision_config", {"image_size": [56, 28]}, r"image_size is \[56, 28\]; llama.cpp supports squares only"),
+        ("vision_config", {"norm_type": "rms_norm"}, "norm_type is rms_norm: .*45 layers of 3200"),
+        ("vision_config", {"use_mean_pooling": False}, "use_mean_pooling is False"),
+        ("", {"vision_feature_layer": -2}, "vision_feature_layer is -2"),
+        ("", {"projector_hidden_act": "silu"}, "projector_hidden_act is 'silu'"),
+    ],
+)
+def test_what_llama_cpp_takes_for_granted_of_internvl_must_hold(
+    tmp_path: Path, part: str, changed: dict[str, object], message: str
+) -> None:
+    """No key of a GGUF tells it."""
+    case = CASES["internvl_vision"]
+    inner = {**case.config[part], **changed} if part else {}
+    folder = _build(case, tmp_path)
+    _config(folder, lambda config: config.update({part: {**config[part], **inner}} if part else changed))  # type: ignore[dict-item]
+    with pytest.raises(AprError, match=message):
+        aprfmt.export_model(folder, tmp_path / "towers.gguf", mmproj=True)
+    assert not (tmp_path / "towers.gguf").exists()
+
+
+def test_janus_and_deepseek_vl_are_told_apart(tmp_path: Path) -> None:
+    """Their GGUFs have one projector; the converter writes only those of Janus."""
+    for name in ("deepseek_vl_vision", "janus_vision"):
+        (tmp_path / name).mkdir()
+        aprfmt.export_model(_build(CASES[name], tmp_path / name), tmp_path / f"{name}.gguf", mmproj=True)
+        towers = aprfmt.inspect(tmp_path / f"{name}.gguf").towers
+        assert towers is not None
+        assert towers.row == name
 
 
 def test_depthwise_kernels_are_halves_whatever_is_asked_for(gemma3n: Path, tmp_path: Path) -> None:

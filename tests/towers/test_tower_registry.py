@@ -14,6 +14,7 @@ from aprfmt.arch.grammar import dims_of, parse_condition, parse_order, size_word
 from aprfmt.arch.row import Tower
 from aprfmt.arch.table import TOWERS
 from aprfmt.arch.tower_table import missing_keys
+from aprfmt.arch.wrappers import WRAPPERS
 from aprfmt.canonical.derived_tensors import MADE
 
 WITHOUT_ROW: dict[str, str] = {}
@@ -36,6 +37,11 @@ def test_the_page_says_how_each_class_is_verified() -> None:
 
 def test_a_class_that_nobody_knows_turns_up() -> None:
     assert towers_without_row(("Gemma3ForConditionalGeneration", "NobodyKnows")) == ["NobodyKnows"]
+
+
+def test_towers_with_a_row_lack_nothing() -> None:
+    rows = {name for row in TOWERS.values() for name in row.hf_classes}
+    assert [wrapper.hf_class for wrapper in WRAPPERS if wrapper.lacks and wrapper.hf_class in rows] == []
 
 
 def test_ids_and_cases_occur_once() -> None:

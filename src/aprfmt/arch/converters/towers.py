@@ -45,6 +45,19 @@ def ffn_by_ratio(width: str) -> Converter:
     return Converter(derive=derive)
 
 
+def _square_to_gguf(value: object, scope: Scope) -> object:
+    if isinstance(value, list):
+        raise RefusedError(f"{scope.name} is {value!r:.40}; llama.cpp supports squares only", hint=OTHER_FORMAT)
+    return value
+
+
+def _square_normalize(value: object, scope: Scope) -> object:
+    equal = isinstance(value, list) and len(value) == 2 and value[0] == value[1]
+    return value[0] if isinstance(value, list) and equal else DEFAULT
+
+
+square = Converter(_square_to_gguf, normalize=_square_normalize)
+"""A side, which a config.json may state as two equal numbers, height and width."""
 inverse = Converter(_inverse_to_gguf, _inverse_from_gguf)
 ratio_of_ffn = Converter(from_gguf=_ratio_from_gguf)
 

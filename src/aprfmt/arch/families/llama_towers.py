@@ -2,15 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aprfmt.arch.blocks.decoder import linear, norm, tensor
 from aprfmt.arch.blocks.tower import (
     ACTIVATION, IMAGE, PATCHES, TOWER_WIDTH, USE_GELU, VISION_EPS, epsilon, intern, layers, mlp, norms, patches,
     projector, sees, siglip, sizes, tower_attention, whole,
 )
-from aprfmt.arch.converter import if_given
-from aprfmt.arch.converters.towers import ffn_by_ratio, inverse, ratio_of_ffn
-from aprfmt.arch.row import REQUIRED, Key, Tower
+from aprfmt.arch.converter import Scope, if_given, implied
+from aprfmt.arch.converters.towers import ffn_by_ratio, inverse, ratio_of_ffn, square
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow, Tower
 
+
+
+_V = "vision_tower."
+_MM = "multi_modal_projector."
+_SHUFFLE = Key("vision.projector.scale_factor", ("downsample_ratio",), converter=inverse)
+
+
+_SIGLIP = Key("vision.model_type", ("vision_config.model_type",), "str", constant="siglip_vision_model")
+"""Tells DeepSeek-VL's tower from Janus', which have the same projector; mtmd does not read it."""
+
+
+def _norm_of_size(scope: Scope) -> str:
+    """llama.cpp knows the 6B tower by its size: only that one has RMS norms."""
+    big = tuple(scope.size(f"vision_config.{name}") for name in ("hidden_size", "num_hidden_layers")) == (3200, 45)
+    return "rms_norm" if big else "layer_norm"
+
+
+_NORM_OF_SIZE = implied(_norm_of_size, "{name} is {value}: llama.cpp takes RMS norms for 45 layers of 3200 values only")
+
+
+def _internvl(need: str) -> tuple[TensorRow, ...]:
+    """InternViT as transformers has it; `need` is the condition of the biases of Q, K and V."""
+    square_of = f"{TOWER_WIDTH},{TOWER_WIDTH}"
+    return (
+        tensor(f"{_V}embeddings.cls_token", "v.class_embd", f"1,1,{TOWER_WIDTH}"),
+        *patches(f"{_V}embeddings.patch_embeddings.projection"),
+        tensor(f"{_V}embeddings.position_embeddings", "v.position_embd.weight", f"1,{PATCHES}+1,{TOWER_WIDTH}"),
+        *layers(
+            *norm("layernorm_before", "ln1", TOWER_WIDTH, OPTIONAL),
+            *norm("layernorm_after", "ln2", TOWER_WIDTH, OPTIONAL),
+            *(
+                row
+                for part in "qkv"
+                for row in linear(f"attention.{part}_proj", f"attn_{part}", square_of, need)
+            ),
+            *linear("attention.projection_layer", "attn_out", square_of, REQUIRED),
+            *norm("attention.q_norm", "attn_q_norm", TOWER_WIDTH, need=OPTIONAL),
+            *norm("attention.k_norm", "attn_k_norm", TOWER_WIDTH, need=OPTIONAL), *mlp(),
+            tensor("lambda_1", "ls1.weight", TOWER_WIDTH), tensor("lambda_2", "ls2.weight", TOWER_WIDTH),
+            hf=f"{_V}encoder.layer.{{n}}.",
+        ),
+    )
 
 
 TOWERS: tuple[Tower, ...] = (
@@ -42,15 +86,42 @@ TOWERS: tuple[Tower, ...] = (
         ),
         f32=(".position_embd.",),
         keys=sees(
-            *sizes(), *IMAGE, projector("internvl"), VISION_EPS, ACTIVATION,
-            Key("vision.projector.scale_factor", ("downsample_ratio",), converter=inverse),
+            *sizes(), *IMAGE, projector("internvl"), VISION_EPS, ACTIVATION, _SHUFFLE,
             Key("vision.preproc_min_tiles", ("min_dynamic_patch",), converter=if_given),
             Key("vision.preproc_max_tiles", ("max_dynamic_patch",), converter=if_given),
         ),
         config={"vision_config.architectures": ["InternVisionModel"], "vision_config.model_type": "intern_vit_6b"},
     ),
     Tower(
-        id="janus_vision", **whole("JanusForConditionalGeneration", types=("janus",)), when="projector_type=janus_pro",
+        id="internvl_vision", **whole("InternVLForConditionalGeneration", types=("internvl",)),
+        when="projector_type=internvl&!vision.preproc_max_tiles",
+        prefixes=(("model.vision_tower.", _V), (f"model.{_MM}", _MM)),
+        tensors=(
+            *_internvl("vision_config.attention_bias"),
+            *norm(f"{_MM}layer_norm", "mm.model.mlp.0", f"4*{TOWER_WIDTH}", REQUIRED),
+            *linear(f"{_MM}linear_1", "mm.model.mlp.1", f"hidden,4*{TOWER_WIDTH}", REQUIRED),
+            *linear(f"{_MM}linear_2", "mm.model.mlp.3", "hidden,hidden", REQUIRED),
+        ),
+        f32=(".position_embd.",),
+        keys=sees(
+            *(
+                replace(key, converter=square) if key.gguf in ("vision.image_size", "vision.patch_size") else key
+                for key in sizes()
+            ),
+            *IMAGE, projector("internvl"), VISION_EPS, ACTIVATION, _SHUFFLE,
+            Key("", ("vision_config.norm_type",), "str", converter=_NORM_OF_SIZE),
+            Key("", ("vision_config.attention_bias",), "bool"),
+            Key("", ("vision_config.use_absolute_position_embeddings",), "bool", allowed=(True,)),
+            Key("", ("vision_config.use_mean_pooling",), "bool", allowed=(True,)),
+            Key("", ("projector_hidden_act",), "str", allowed=("gelu",)),
+            Key("", ("vision_feature_layer",), "i32", allowed=(-1,)),
+            Key("", ("vision_feature_select_strategy",), "str", allowed=("default",)),
+        ),
+        config={"vision_config.model_type": "internvl_vision"},
+    ),
+    Tower(
+        id="janus_vision", **whole("JanusForConditionalGeneration", types=("janus",)),
+        when="projector_type=janus_pro&!vision.model_type",
         text="model.language_model.",
         tensors=(
             *patches("model.vision_model.embeddings.patch_embedding"),
@@ -78,6 +149,17 @@ TOWERS: tuple[Tower, ...] = (
             VISION_EPS, ACTIVATION,
         ),
         config={"vision_config.model_type": "janus_vision_model"},
+    ),
+    Tower(
+        id="deepseek_vl_vision", **whole("DeepseekVLForConditionalGeneration", types=("deepseek_vl",)),
+        when="projector_type=janus_pro&vision.model_type", text="model.language_model.",
+        prefixes=(("model.vision_model.vision_model.", "model.vision_model."),),
+        tensors=(
+            *siglip("model.vision_model."), *linear("model.aligner.linear1", "mm.0", f"hidden,{TOWER_WIDTH}", REQUIRED),
+            *linear("model.aligner.linear2", "mm.1", "hidden,hidden", REQUIRED),
+        ),
+        f32=(".position_embd.",),
+        keys=sees(*sizes(), *IMAGE, projector("janus_pro"), VISION_EPS, ACTIVATION, _SIGLIP),
     ),
     Tower(
         id="llama4_vision", **whole("Llama4ForConditionalGeneration", types=("llama4",)), when="projector_type=llama4",

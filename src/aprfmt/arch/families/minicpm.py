@@ -104,7 +104,11 @@ ROWS: tuple[Architecture, ...] = (
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
-        id="minicpmv4_6_vision", **whole("MiniCPMV4_6ForConditionalGeneration", types=("minicpmv4_6",)),
+        id="minicpmv4_6_vision",
+        **whole(
+            "MiniCPMV4_6ForConditionalGeneration", "MiniCPMOcrForConditionalGeneration",
+            types=("minicpmv4_6", "minicpm_ocr"),
+        ),
         when="projector_type=minicpmv4_6", text="model.language_model.",
         tensors=(
             *siglip("model.vision_tower."), *norm(f"{_MERGER}layer_norm1", "v.vit_merger.ln1", TOWER_WIDTH, REQUIRED),
