@@ -36,7 +36,9 @@ CASES = (
         "Idefics3Config",
         preprocessor={**IMAGES, "size": {"longest_edge": 112}},
     ),
-    TowerCase("idefics3_vision/smolvlm", "SmolVLMForConditionalGeneration", _SMOL, "SmolVLMConfig"),
+    TowerCase(
+        "idefics3_vision/smolvlm", "SmolVLMForConditionalGeneration", _SMOL, "SmolVLMConfig", feed="overview_and_tile"
+    ),
     TowerCase(
         "intern_vision",
         "InternVLChatModel",
@@ -51,6 +53,20 @@ CASES = (
                 "num_hidden_layers": 4,
                 **{"architectures": ["InternVisionModel"], "model_type": "intern_vit_6b", "patch_size": 14},
                 **{"image_size": 56, "hidden_act": "gelu", "layer_norm_eps": 1e-6, "qk_normalization": False},
+            },
+        },
+    ),
+    TowerCase(
+        "intern_vision/qianfan",
+        "QianfanOCRForConditionalGeneration",
+        {
+            "model_type": "qianfan_ocr",
+            "downsample_ratio": 0.5,
+            "text_config": {**TEXT, "model_type": "qwen3", "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
+            "vision_config": {
+                **_VIT,
+                **{"architectures": ["InternVisionModel"], "image_size": [56, 56], "patch_size": [14, 14]},
+                **{"num_hidden_layers": 4, "hidden_act": "gelu", "layer_norm_eps": 1e-6},
             },
         },
     ),

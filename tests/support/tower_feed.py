@@ -171,9 +171,17 @@ def _tiles(model: Any, folder: Path, pixels: Array) -> Any:
     return torch.cat([torch.cat(list(features)) for _, features in fed], -1)
 
 
+def _overview_and_tile(model: Any, folder: Path, pixels: Array) -> Any:
+    """An image as large as a tile of Idefics 3, which mtmd has twice: as the only tile, and as the overview."""
+    import torch
+
+    return model.model.get_image_features(pixel_values=torch.stack([_scaled(folder, pixels)] * 2, 1))
+
+
 FEEDS: dict[str, Callable[[Any, Path, Array], Any]] = {
     "pixels": _pixels,
     "tiles": _tiles,
+    "overview_and_tile": _overview_and_tile,
     "columns": _columns,
     "sized": _sized,
     "merged": _merged,

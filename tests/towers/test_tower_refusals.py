@@ -77,6 +77,7 @@ def _tensors(folder: Path, keep: Callable[[str], bool]) -> None:
         ("qwen2/llava_onevision", "image_newline at the end of each row of tiles"),
         ("llama/vip_llava", "the norm of its projector's input"),
         ("qwen2/got_ocr2", "a SAM tower by itself"),
+        ("lfm3/vl", "gated convolutions over the patches"),
         ("qwen3/moss_transcribe", "the norm of its projector's output"),
     ],
 )

@@ -20,6 +20,7 @@ _MERGER = ("patch_merger.", "pre_mm_projector_norm.", "vision_encoder.", "vision
 _SWIGLU = "a SwiGLU projector behind a pixel shuffle"
 _Q_FORMER = "the Q-Former between tower and language model"
 _CODES = "images as codes of a VQ network"
+_PROJECTED = "a linear layer behind the merger of Qwen2.5-VL's tower"
 _NEWLINE = "image_newline at the end of each row of tiles, and cropping their padding"
 WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("Qwen2AudioForConditionalGeneration", "qwen2_audio", "qwen2"),
@@ -156,7 +157,7 @@ WRAPPERS: tuple[Wrapper, ...] = (
         lacks=_CODES,
     ),
     Wrapper("Apertus1p5ForConditionalGeneration", "apertus1p5", "apertus", lacks=_CODES),
-    Wrapper("HyperCLOVAXVisionV2ForConditionalGeneration", "hyperclovax_vision_v2", "hyperclovax"),
+    Wrapper("HyperCLOVAXVisionV2ForConditionalGeneration", "hyperclovax_vision_v2", "hyperclovax", lacks=_PROJECTED),
     Wrapper(
         "AriaForConditionalGeneration",
         "aria",
@@ -172,17 +173,24 @@ WRAPPERS: tuple[Wrapper, ...] = (
         "granite",
         lacks="position embeddings behind its pixel shuffle",
     ),
-    Wrapper("InklingForConditionalGeneration", "inkling_mm_model", "inkling_text"),
+    Wrapper(
+        "InklingForConditionalGeneration",
+        "inkling_mm_model",
+        "inkling_text",
+        lacks="its tower, which folds patches by linear layers",
+    ),
     Wrapper("Inkling2ForConditionalGeneration", "inkling2", "inkling2_text"),
     Wrapper("Inkling2LoopForConditionalGeneration", "inkling2_loop", "inkling2_loop_text"),
-    Wrapper("Lfm3VlForConditionalGeneration", "lfm3_vl", "lfm3"),
+    Wrapper(
+        "Lfm3VlForConditionalGeneration", "lfm3_vl", "lfm3", lacks="gated convolutions over the patches in its tower"
+    ),
     Wrapper(
         "MllamaForConditionalGeneration",
         "mllama",
         "mllama_text_model",
         lacks="cross-attention of the language model to images",
     ),
-    Wrapper("HCXVisionV2ForCausalLM", "", "hyperclovax"),
+    Wrapper("HCXVisionV2ForCausalLM", "", "hyperclovax", lacks=_PROJECTED),
     Wrapper("MuseSparkForConditionalGeneration", "muse_spark", "muse_spark_text"),
     Wrapper("MistralLarge4ForConditionalGeneration", "mistral_large4", "mistral_large4_text", beside=_MERGER),
 )

@@ -17,6 +17,9 @@ from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow, Tower
 
 _V = "vision_tower."
 _MM = "multi_modal_projector."
+_SQUARES = tuple(
+    replace(key, converter=square) if key.gguf in ("vision.image_size", "vision.patch_size") else key for key in sizes()
+)
 _SHUFFLE = Key("vision.projector.scale_factor", ("downsample_ratio",), converter=inverse)
 
 
@@ -77,7 +80,8 @@ TOWERS: tuple[Tower, ...] = (
         ),
     ),
     Tower(
-        id="intern_vision", **whole("InternVLChatModel", "InternVisionModel", types=("internvl_chat",)),
+        id="intern_vision",
+        **whole("InternVLChatModel", "InternVisionModel", types=("internvl_chat", "qianfan_ocr")),
         when="projector_type=internvl",
         tensors=(
             *intern(None), *norm("mlp1.0", "mm.model.mlp.0", f"4*{TOWER_WIDTH}", REQUIRED),
@@ -86,7 +90,7 @@ TOWERS: tuple[Tower, ...] = (
         ),
         f32=(".position_embd.",),
         keys=sees(
-            *sizes(), *IMAGE, projector("internvl"), VISION_EPS, ACTIVATION, _SHUFFLE,
+            *_SQUARES, *IMAGE, projector("internvl"), VISION_EPS, ACTIVATION, _SHUFFLE,
             Key("vision.preproc_min_tiles", ("min_dynamic_patch",), converter=if_given),
             Key("vision.preproc_max_tiles", ("max_dynamic_patch",), converter=if_given),
         ),
@@ -104,10 +108,7 @@ TOWERS: tuple[Tower, ...] = (
         ),
         f32=(".position_embd.",),
         keys=sees(
-            *(
-                replace(key, converter=square) if key.gguf in ("vision.image_size", "vision.patch_size") else key
-                for key in sizes()
-            ),
+            *_SQUARES,
             *IMAGE, projector("internvl"), VISION_EPS, ACTIVATION, _SHUFFLE,
             Key("", ("vision_config.norm_type",), "str", converter=_NORM_OF_SIZE),
             Key("", ("vision_config.attention_bias",), "bool"),
