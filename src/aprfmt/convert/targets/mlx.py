@@ -90,7 +90,7 @@ def _pattern(text: str, group_size: int) -> tuple[re.Pattern[str], Affine]:
     pattern, _, word = text.rpartition("=")
     try:
         if not pattern:
-            raise UsageError("it is not REGEX=BITS")
+            raise UsageError("expected REGEX=BITS")
         return re.compile(pattern), parse_affine(word, group_size)
     except (re.error, RecursionError, OverflowError, UsageError) as error:
         hint = "example: --tensor-type down_proj=6, or down_proj=6g32 for groups of 32"
