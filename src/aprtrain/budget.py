@@ -294,7 +294,9 @@ def plan(command: str, config: Config) -> Plan:
             "nodes": _plan_nodes(config, pair.student.shape, total(rows), device, processes),
             "data": _plan_data(config, pair),
             "config": config.to_json(),
-            "defaults": usual_values(config, asked) if config.steps is not None else Config().to_json(),
+            "defaults": usual_values(config, pair.student.shape.d_model, asked)
+            if config.steps is not None
+            else Config().to_json(),
             "kernels": record.to_json(),
             "qat": summarize(pair.student, config.qat, pair.qat_types) if config.qat is not None else None,
             "digest": config.digest(),

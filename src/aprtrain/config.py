@@ -24,12 +24,15 @@ SELF = "self"
 """Value of --student-init for a student that starts as the teacher."""
 
 DEFAULTS: dict[str, dict[str, float]] = {
-    "pruned": {"lr": 6e-4, "kd_weight": 0.8, "temperature": 1.0, "lr_final": 0.1, "weight_decay": 0.01},
-    "fresh": {"lr": 1e-3, "kd_weight": 0.8, "temperature": 1.0, "lr_final": 0.1, "weight_decay": 0.01},
-    "pretrained": {"lr": 1e-4, "kd_weight": 0.8, "temperature": 1.0, "lr_final": 0.1, "weight_decay": 0.01},
+    "pruned": {"lr": 2.4e-3, "kd_weight": 0.8, "temperature": 1.0, "lr_final": 0.1, "weight_decay": 0.01},
+    "fresh": {"lr": 5e-4, "kd_weight": 0.8, "temperature": 1.0, "lr_final": 0.1, "weight_decay": 0.01},
+    "pretrained": {"lr": 1.2e-3, "kd_weight": 0.8, "temperature": 1.0, "lr_final": 0.1, "weight_decay": 0.01},
     "quantized": {"lr": 3e-4, "kd_weight": 1.0, "temperature": 1.0, "lr_final": 0.0, "weight_decay": 0.0},
 }
-"""Defaults by kind of student (`student_kind`); docs/training.md has the same table."""
+"""Defaults by kind of student (`student_kind`); docs/training.md has the same table. `lr` is that of a narrow student:
+see `usual_lr`."""
+MEASURED_WIDTH, ASSUMED_WIDTH = 576, 2048
+"""Hidden size for which the rates were measured, and the one assumed of a model that is not on this machine."""
 
 _USUAL = DEFAULTS["pretrained"]
 
@@ -167,7 +170,8 @@ class Config:
         "Peak learning rate.",
         low=1e-12,
         high=10,
-        shown=", ".join(f"{kind} student {values['lr']:g}" for kind, values in DEFAULTS.items()),
+        shown=", ".join(f"{kind} student {values['lr']:g}" for kind, values in DEFAULTS.items())
+        + f"; times {MEASURED_WIDTH} / hidden size if that is wider",
     )
     lr_final: float = _what(
         _USUAL["lr_final"], "Final learning rate, as a fraction of --lr.", low=0, high=1,
@@ -365,6 +369,14 @@ def student_kind(student_init: str | None, shape: str | None) -> str:
     return "pretrained" if shape is None else "fresh"
 
 
+def usual_lr(kind: str, width: int | None) -> float:
+    """The default peak learning rate of a student by its hidden size; None: unknown.
+
+    Wider students learn with a rate in inverse proportion, as Adam's rate of matrices under muP (arXiv 2203.03466).
+    """
+    return float(f"{DEFAULTS[kind]['lr'] * min(1.0, MEASURED_WIDTH / (width or ASSUMED_WIDTH)):.2g}")
+
+
 def to_json(value: Value) -> Json:
     """A field's value as JSON data."""
     return [*value] if isinstance(value, tuple) else value
@@ -391,13 +403,14 @@ _AUTOMATIC = ("micro_tokens", "teacher_residency")
 """Fields whose default leaves the value to the run."""
 
 
-def usual_values(config: Config, asked: Config | None = None) -> JsonObject:
-    """The default configuration for the same kind of student and number of steps.
+def usual_values(config: Config, width: int, asked: Config | None = None) -> JsonObject:
+    """The default configuration for the same kind of student, its hidden size `width`, and number of steps.
 
     Values that `asked`, the configuration before the run completed it, left to the run are those of `config`.
     """
     assert config.total_steps is not None
-    by_kind = DEFAULTS[student_kind(config.student_init, config.shape)]
+    kind = student_kind(config.student_init, config.shape)
+    by_kind = DEFAULTS[kind] | {"lr": usual_lr(kind, width)}
     steps = {"steps": config.steps, "total_steps": config.total_steps}
     usual = resolve(construct(Config, {**steps, **by_kind}))
     found = usual.to_json()

@@ -6,12 +6,16 @@ options are errors that suggest the closest name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
+from aprfmt.arch.hparams import from_hf_config
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.errors import AprError, UsageError
+from aprfmt.formats.hf_files import read_config
 from aprfmt.io.server_url import is_server
 from aprfmt.io.settings import read_settings
 from aprfmt.types import PathLike, construct
@@ -23,8 +27,10 @@ from aprtrain.config import (
     ConfigField,
     check_value,
     command_fields,
+    is_pruned,
     schema,
     student_kind,
+    usual_lr,
 )
 from aprtrain.lora_spec import parse_lora
 from aprtrain.plugins import LOSSES, MIXTURES, OPTIMIZERS
@@ -55,11 +61,17 @@ def build(
     ]
     values |= {name: check_value(rows[name], value, rows[name].flag) for name, value in from_command.items()}
     init, shape = (None if (text := values.get(name)) is None else str(text) for name in ("student_init", "shape"))
-    by_kind = DEFAULTS[student_kind(init, shape)]
-    usual = {name: value for name, value in by_kind.items() if name in rows}
-    if "seq_len" not in values and (shortest := _shortest_context(values)) is not None:
-        path, positions = shortest
-        if positions < Config.seq_len:
+    kind, found = student_kind(init, shape), dict(_local_models(values))
+    usual = {name: value for name, value in DEFAULTS[kind].items() if name in rows}
+    if "lr" not in values:
+        width = _student_width(values, found)
+        usual["lr"] = usual_lr(kind, width)
+        if width and usual["lr"] != DEFAULTS[kind]["lr"]:
+            lines.append(f"--lr is {usual['lr']:g} for a {kind} student of hidden size {width}")
+    contexts = [(h.max_position_embeddings, path) for path, h in found.values() if h.max_position_embeddings]
+    if "seq_len" not in values and contexts:
+        positions, path = min(contexts)
+        if 2 <= positions < Config.seq_len:
             usual["seq_len"] = 1 << positions.bit_length() - 1  # a divisor of the usual --tokens-per-step
             lines.append(f"--seq-len is {usual['seq_len']}, since the context length of {path} is {positions}")
     config = construct(Config, {**usual, **values})
@@ -70,20 +82,29 @@ def build(
     return config, lines
 
 
-def _shortest_context(values: Mapping[str, object]) -> tuple[str, int] | None:
-    """The local model with the shortest context length among those of a run, and that length in tokens."""
+def _local_models(values: Mapping[str, object]) -> Iterator[tuple[str, tuple[str, Hyperparams]]]:
+    """The models of a run that are on this machine: (option, (path, hyper-parameters))."""
     from aprfmt import formats
 
-    found = []
     for name in ("teacher", "student", "init", "like"):
         path = values.get(name)
         if isinstance(path, str) and "://" not in path:
-            with suppress(AprError):  # which opening the models reports
-                with formats.open(path) as model:
-                    positions = model.hparams.max_position_embeddings
-                if positions is not None and positions >= 2:
-                    found.append((path, positions))
-    return min(found, key=lambda item: item[1], default=None)
+            with suppress(AprError), formats.open(path) as model:  # which opening the models reports
+                yield name, (path, model.hparams)
+
+
+def _student_width(values: Mapping[str, object], models: Mapping[str, tuple[str, Hyperparams]]) -> int | None:
+    """The hidden size of the student, if its model is on this machine."""
+    init = values.get("student_init", values.get("shape"))
+    if isinstance(init, str) and not is_pruned(init):
+        path = Path(init) / "config.json" if Path(init).is_dir() else Path(init)
+        with suppress(AprError, OSError):  # as above
+            return from_hf_config(read_config(path)).hidden_size
+        return None
+    if isinstance(init, str) and (width := re.search(r"width:(?:[^+]*,)?hidden=(\d+)", init)):
+        return int(width[1])
+    name = "teacher" if init is not None else "student" if "student" in values else "init"
+    return models[name][1].hidden_size if name in models else None
 
 
 def _read_file(path: Path, rows: Mapping[str, ConfigField]) -> dict[str, object]:

@@ -223,7 +223,7 @@ def _train(
     recorder.begin(
         saved.step if saved else None, [asdict(damage) for damage in saved.damaged], config.log_to, config.to_json()
     )
-    _announce(command, config, asked, world, recorder, origin, teacher, quantizer)
+    _announce(command, config, asked, world, recorder, origin, pair.student.shape.d_model, teacher, quantizer)
     if saved:
         recorder.log(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
     with catch_signals(recorder.notice) as stop:
@@ -411,6 +411,7 @@ def _announce(
     world: World,
     recorder: Recorder,
     origin: Origin,
+    width: int,
     teacher: Teacher | None,
     quantizer: Quantizer | None,
 ) -> None:
@@ -418,7 +419,7 @@ def _announce(
     device = _device_name(world)
     resolved = config.to_json()
     given = {row.name: resolved[row.name] for row in command_fields(command)}
-    usual = {name: value for name, value in usual_values(config, asked).items() if name in given}
+    usual = {name: value for name, value in usual_values(config, width, asked).items() if name in given}
     facts = {"command": command, "config": given, "defaults": usual, "digest": config.digest(), "device": device}
     record = features.current()
     recorder.record("start", {**facts, "kernels": record.to_json()})

@@ -13,7 +13,18 @@ import pytest
 
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import NotFoundError, UsageError
-from aprtrain.config import DEFAULTS, Config, changed_fields, command_fields, resolve, schema, usual_values, what_fields
+from aprtrain.config import (
+    ASSUMED_WIDTH,
+    DEFAULTS,
+    Config,
+    changed_fields,
+    command_fields,
+    resolve,
+    schema,
+    usual_lr,
+    usual_values,
+    what_fields,
+)
 from aprtrain.config_sources import build
 from aprtrain.optim.rules import learning_rate
 
@@ -245,10 +256,12 @@ def test_the_schedule_warms_up_and_falls_to_its_share() -> None:
 def test_defaults_are_those_of_the_kind_of_student(how: dict[str, Any], kind: str) -> None:
     """As the table in docs/training.md says; a report compares with the same values."""
     config = made(**how)
-    assert {name: getattr(config, name) for name in DEFAULTS[kind]} == DEFAULTS[kind]
+    width = 64 if "hidden=64" in str(how) else None  # the other models are not there
+    wanted = DEFAULTS[kind] | {"lr": usual_lr(kind, width)}
+    assert {name: getattr(config, name) for name in DEFAULTS[kind]} == wanted
     assert made(**how, lr=0.5).lr == 0.5
-    usual = usual_values(resolve(config))
-    assert {name: usual[name] for name in DEFAULTS[kind]} == DEFAULTS[kind]
+    usual = usual_values(resolve(config), width or ASSUMED_WIDTH)
+    assert {name: usual[name] for name in DEFAULTS[kind]} == wanted
     text = (Path(__file__).parents[2] / "docs/training.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith(f"| {kind}"))
     assert [float(cell) for cell in row.split("|")[3:8]] == [*DEFAULTS[kind].values()]
@@ -256,13 +269,38 @@ def test_defaults_are_those_of_the_kind_of_student(how: dict[str, Any], kind: st
 
 def test_pretraining_from_scratch_is_that_of_a_fresh_student() -> None:
     given = {"like": "m", "shape": "config.json", "data": "d", "output": "o", "steps": 1}
-    assert build("pretrain", given)[0].lr == DEFAULTS["fresh"]["lr"]
+    assert build("pretrain", given)[0].lr == usual_lr("fresh", None)
+
+
+def test_the_usual_rate_falls_with_the_width_of_the_student(tmp_path: Path) -> None:
+    """Whichever option names the model; a width that pruning leaves counts, not that of the teacher."""
+    teacher, student = (write_folder(tmp_path / str(width), hidden_size=width) for width in (1152, 2304))
+    shape = str(student / "config.json")
+    pruned = DEFAULTS["pruned"]["lr"]
+    ways: list[tuple[dict[str, Any], float]] = [
+        ({"student": None, "student_init": "layers:1"}, pruned / 2),
+        ({"student": None, "student_init": "layers:0,+width:heads=2,hidden=512"}, pruned),
+        ({"student": str(student)}, DEFAULTS["pretrained"]["lr"] / 4),
+        ({"student": None, "student_init": shape}, DEFAULTS["fresh"]["lr"] / 4),
+        ({"student": None, "student_init": str(student)}, DEFAULTS["fresh"]["lr"] / 4),
+        ({"student": None, "student_init": "self", "qat": "q4_0"}, DEFAULTS["quantized"]["lr"] / 2),
+    ]
+    for how, rate in ways:
+        config, lines = build("distill", BASE | {"teacher": str(teacher)} | how)
+        assert config.lr == pytest.approx(rate, rel=0.05), how
+        said = any(line.startswith(f"--lr is {config.lr:g} for a ") for line in lines)
+        assert said == ("hidden=512" not in str(how))
+        assert not any(
+            "--lr" in line for line in build("distill", BASE | {"teacher": str(teacher)} | how | {"lr": 0.5})[1]
+        )
+    given = {"like": str(teacher), "shape": shape, "data": "d", "output": "o", "steps": 1}
+    assert build("pretrain", given)[0].lr == pytest.approx(DEFAULTS["fresh"]["lr"] / 4, rel=0.05)
 
 
 def test_what_follows_from_the_steps_is_no_choice() -> None:
     """A report names the options that differ from what a run of so many steps has by itself."""
     config = resolve(made(lr=0.5))
-    usual, found = usual_values(config), config.to_json()
+    usual, found = usual_values(config, ASSUMED_WIDTH), config.to_json()
     assert found["warmup_steps"] == usual["warmup_steps"] != Config().warmup_steps
     assert {name for name, value in usual.items() if value != found[name]} == {*BASE, "lr"}
 
@@ -270,17 +308,18 @@ def test_what_follows_from_the_steps_is_no_choice() -> None:
 def test_what_the_run_chose_is_no_choice_of_the_user() -> None:
     automatic, asked = made(), made(micro_tokens=4096, teacher_residency="bf16")
     config = resolve(replace(automatic, micro_tokens=4096, teacher_residency="bf16"))
-    usual = usual_values(config, automatic)
+    usual = usual_values(config, ASSUMED_WIDTH, automatic)
     assert (usual["micro_tokens"], usual["teacher_residency"]) == (4096, "bf16")
-    assert (
-        usual_values(config, asked) == usual_values(config) == usual | {"micro_tokens": 0, "teacher_residency": "auto"}
-    )
+    wanted = usual | {"micro_tokens": 0, "teacher_residency": "auto"}
+    assert usual_values(config, ASSUMED_WIDTH, asked) == usual_values(config, ASSUMED_WIDTH) == wanted
 
 
 def test_the_usual_sequence_length_fits_the_shortest_context(tmp_path: Path) -> None:
     """Rounded down to a power of two, which divides the usual step; a length that is given is not changed."""
-    short, long = (write_folder(tmp_path / str(positions), positions) for positions in (100, 4096))
-    config, lines = build("distill", BASE | {"teacher": str(long), "student": str(short)})
+    short, long = (
+        write_folder(tmp_path / str(positions), max_position_embeddings=positions) for positions in (100, 4096)
+    )
+    config, lines = build("distill", BASE | {"teacher": str(long), "student": str(short), "lr": 0.1})
     assert config.seq_len == 64
     assert config.tokens_per_step % config.seq_len == 0
     assert lines == [f"--seq-len is 64, since the context length of {short} is 100"]
@@ -289,8 +328,8 @@ def test_the_usual_sequence_length_fits_the_shortest_context(tmp_path: Path) -> 
     assert made().seq_len == 2048  # models that are not there are refused when they are opened
 
 
-def write_folder(folder: Path, positions: int) -> Path:
+def write_folder(folder: Path, **changes: int) -> Path:
     plain_models.write_folder(folder)
-    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": positions}
+    config = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps(config))
     return folder
