@@ -32,7 +32,7 @@ from aprtrain.network.rotation import cos_sin_of
 from aprtrain.network.shape import Shape
 
 _MOST_ROWS = 256  # prompts per batch
-_CACHE_BYTES = 1 << 30
+_CACHE_BYTES = 4 << 30
 _FILLED = 0.95  # of a step's rows: packing leaves gaps, and what does not fit is lost
 _MASK_ALIGNMENT = 8  # positions, for torch's kernels
 _LOOK_EVERY = 8  # tokens between two looks at whether all texts have ended, which wait for the GPU
@@ -225,20 +225,17 @@ class Sampler:
         n, start = len(self.prompts), (step * self.world + self.rank) * each
         places = [divmod(start + i, n) for i in range(each)]
         chosen = [self.prompts[shuffle_index(place, n, self.seed, epoch)] for epoch, place in places]
-        documents: list[Ids] = []
-        self.n_tokens = 0
-        total = max(map(len, self.prompts)) + self.n_new
-        values = (
-            2 * total * max(self.student.shape.kv_rows, self.student.shape.q_rows if self.student.shape.latent else 0)
-        )
-        row_bytes = values * self.student.norm.element_size() * len(self.student.blocks)
-        n_rows = max(1, min(_MOST_ROWS, _CACHE_BYTES // row_bytes))
-        for at in range(0, each, n_rows):
-            some = chosen[at : at + n_rows]
-            made = continue_prompts(self.student, some, self.n_new, self.separator, generator)
-            self.n_tokens += sum(map(len, made))
-            for prompt, new in zip(some, made, strict=True):
-                documents.append(np.concatenate([prompt | HIDDEN, np.array(new, np.uint32)]))
+        found: dict[int, list[int]] = {}
+        left = sorted(range(each), key=lambda i: -len(chosen[i]))  # rows of a batch have the length of its longest
+        while left:
+            n_rows = self._most_rows(len(chosen[left[0]]))
+            some, left = left[:n_rows], left[n_rows:]
+            made = continue_prompts(self.student, [chosen[i] for i in some], self.n_new, self.separator, generator)
+            found |= dict(zip(some, made, strict=True))
+        self.n_tokens = sum(map(len, found.values()))
+        documents = [
+            np.concatenate([prompt | HIDDEN, np.array(found[i], np.uint32)]) for i, prompt in enumerate(chosen)
+        ]
         windows = Windows(part_of(documents, self.begin), self.seq_len, self.separator)
         ids = [*range(min(len(windows), self.rows))]
         n_valid = windows.n_labels(ids)
@@ -246,9 +243,16 @@ class Sampler:
         # processes they fill all, which then run the same number of passes.
         ids += [-1] * ((self.rows if self.world > 1 else _up(len(ids), self.rows_at_once, self.rows)) - len(ids))
         made_of = [ids[i : i + self.rows_at_once] for i in range(0, len(ids), self.rows_at_once)]
-        found = [batch_of(windows, some, n_valid=n_valid) for some in made_of]
+        batches = [batch_of(windows, rows, n_valid=n_valid) for rows in made_of]
         self.seconds = time.monotonic() - began
-        return found
+        return batches
+
+    def _most_rows(self, longest: int) -> int:
+        """Prompts of up to `longest` tokens that are continued at once: each takes a fixed time per token."""
+        s = self.student.shape
+        values = 2 * (longest + self.n_new) * max(s.kv_rows, s.q_rows if s.latent else 0)
+        row_bytes = values * self.student.norm.element_size() * len(self.student.blocks)
+        return max(1, min(_MOST_ROWS, _CACHE_BYTES // row_bytes))
 
     def _n_prompts(self) -> int:
         """Prompts per step: about as many as fill its rows if no continuation ends early."""

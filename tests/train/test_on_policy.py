@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from train_runs import lines, weights
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.texts.encoding import HIDDEN, Encoder
 from aprfmt.texts.records import Chat
+from aprtrain import sampler as sampler_module
 from aprtrain.config_sources import build
 from aprtrain.network.decoder import Block, Decoder, soft_cap
 from aprtrain.network.weights import open_network
@@ -79,6 +81,29 @@ def test_the_last_pass_has_the_rows_of_the_others(teacher_file: Path, prompts: P
         assert {len(batch.windows) for batch in batches} == {2}
         assert passes is None or len(batches) == passes
         assert sum(int((batch.labels_NT >= 0).sum()) for batch in batches) == batches[0].n_valid
+
+
+def test_prompts_are_batched_by_length_within_the_memory_of_the_cache(
+    teacher_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each keeps its own continuation, in the order of the prompts."""
+    student, sizes = load(teacher_file), list[list[int]]()
+
+    def continued(_: object, some: list[Any], *more: object) -> list[list[int]]:
+        sizes.append([len(ids) for ids in some])
+        return [[int(ids[0])] * 2 for ids in some]
+
+    monkeypatch.setattr(sampler_module, "continue_prompts", continued)
+    s = student.shape
+    position = 2 * s.kv_rows * 4 * len(student.blocks)
+    monkeypatch.setattr(sampler_module, "_CACHE_BYTES", 3 * position * 12)
+    given = [np.full(n, 10 + n, np.uint32) for n in (2, 10, 4, 1, 10)]
+    batches = Sampler(student, given, 60, 1, 1, 2, 2, None, seed=1).batches(0)
+    assert sizes == [[10, 10, 10], [4, 2, 1, 1]]
+    runs = [(key, len(list(run))) for key, run in itertools.groupby(batches[0].tokens_NT[0].tolist())]
+    made = [(key, n) for key, n in runs if key > 10]
+    inputs = sorted((10 + n, n + 1) for part in sizes for n in part)  # the last token of each is a label only
+    assert sorted(made) == inputs != made
 
 
 def test_tokens_are_drawn_by_their_probabilities(maker: Maker) -> None:
