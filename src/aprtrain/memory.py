@@ -188,7 +188,7 @@ def _lora_weights(config: Config, lora: str, pair: TrainingPair, width: int, pro
 
 def _activation_elements(config: Config, s: Shape, compiled: bool, fused: bool) -> int:
     mlp = (2 if fused else 3) * s.d_ffn if s.experts is None else s.mlp_values
-    kv, block = s.kv_rows, 7 * s.d_model + mlp + 2 * s.kv_rows
+    kv, block = s.kv_rows, 7 * s.d_model + mlp + max(2 * s.kv_rows, s.conv_values)
     block += 0 if compiled else 6 * s.d_model + s.d_ffn + 2 * s.kv_rows
     if config.recompute == "block":
         return s.n_layers * s.d_model + block

@@ -148,7 +148,7 @@ class _Generation:
             ]  # padding sees itself: no empty row
         kind = "eager" if s.attn_softcap or s.has("sinks") else "mask"
         for block, cache, window, rope in zip(decoder.blocks, self._caches, s.windows, s.layer_ropes, strict=True):
-            plan = AttentionPlan(kind, masks[window], cache=cache, places_T=places_T)
+            plan = AttentionPlan(kind, masks[window], cache=cache, places_T=places_T, positions_NT=position_NT)
             x_NTD = decoder.run_block(block, x_NTD, tables[rope] if rope >= 0 else None, plan)
         hidden_ND = decoder.final_norm(x_NTD[:, -1:])[:, 0]
         logits_NV = functional.linear(hidden_ND, decoder.head_weight[: s.vocab_rows])
@@ -228,9 +228,7 @@ class Sampler:
         documents: list[Ids] = []
         self.n_tokens = 0
         total = max(map(len, self.prompts)) + self.n_new
-        values = (
-            2 * total * max(self.student.shape.kv_rows, self.student.shape.q_rows if self.student.shape.latent else 0)
-        )
+        values = total * self.student.shape.cached_values
         row_bytes = values * self.student.norm.element_size() * len(self.student.blocks)
         n_rows = max(1, min(_MOST_ROWS, _CACHE_BYTES // row_bytes))
         for at in range(0, each, n_rows):

@@ -23,7 +23,17 @@ from aprtrain.network.weights import open_network
 from aprtrain.sampler import Sampler, continue_prompts, read_prompts
 
 Distil = Callable[..., dict[str, Any]]
-CASES = ["llama/biases", "qwen3", "gemma2", "gemma3_text", "mistral/window", "smollm3", "phi3/longrope", "cohere2"]
+CASES = [
+    "llama/biases",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "mistral/window",
+    "smollm3",
+    "phi3/longrope",
+    "cohere2",
+    "lfm2",
+]
 
 
 @pytest.fixture(scope="module")

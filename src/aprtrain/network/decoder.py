@@ -29,8 +29,9 @@ from aprtrain.lora_spec import LoraSpec
 from aprtrain.network.attention import LABELS, AttentionPlan, Documents, attend, choose, places
 from aprtrain.network.experts import Experts, choose_experts
 from aprtrain.network.layout import FLOAT32, WEIGHTS, Layout
+from aprtrain.network.recurrence import causal_conv
 from aprtrain.network.rotation import CosSin, cos_sin_of, inverse_frequencies, rotate
-from aprtrain.network.shape import Latent, Shape
+from aprtrain.network.shape import NO_ATTENTION, Latent, Shape
 
 
 @cache
@@ -136,9 +137,7 @@ class Block(nn.Module):
         """The layer's output [N, T, D]; `cos_sin` is None for a layer without RoPE."""
         s = self.shape
         y = self._normed(x_NTD, "attn_norm")
-        q, k, v = self._heads(y, cos_sin) if s.latent is None else self._latent_heads(y, cos_sin, s.latent)
-        mixed = attend(q, k, v, plan, scale=s.attn_scale, softcap=s.attn_softcap, sinks=self.sinks)
-        mixed = self._linear(mixed.flatten(2), "out")
+        mixed = self._linear(self._attended(y, cos_sin, plan) if self.conv is None else self._convolved(y, plan), "out")
         if self.mlp_norm is None and self.mlp_post_norm is None:
             return x_NTD + mixed + self._mlp(y)
         x_NTD = x_NTD + _scaled(self._normed(mixed, "attn_post_norm"), s.residual_scale)
@@ -172,6 +171,16 @@ class Block(nn.Module):
         if weight.shape[-1] != x.shape[-1]:
             return self._normed(x.flatten(2), name, eps).view_as(x)
         return _norm(x, weight, getattr(self, f"{name}_bias"), s.norm_eps if eps is None else eps, s)
+
+    def _attended(self, y_NTD: Tensor, cos_sin: CosSin | None, plan: AttentionPlan) -> Tensor:
+        s = self.shape
+        q, k, v = self._heads(y_NTD, cos_sin) if s.latent is None else self._latent_heads(y_NTD, cos_sin, s.latent)
+        return attend(q, k, v, plan, scale=s.attn_scale, softcap=s.attn_softcap, sinks=self.sinks).flatten(2)
+
+    def _convolved(self, y_NTD: Tensor, plan: AttentionPlan) -> Tensor:
+        """The gated short convolution of LFM2."""
+        before, after, x = self._linear(y_NTD, "conv_in").chunk(3, dim=-1)
+        return after * causal_conv(before * x, self.conv, self.conv_bias, plan)
 
     def _heads(self, y_NTD: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
         """Q [N, T, H, E], K and V [N, T, K, E]."""
@@ -331,6 +340,7 @@ class Decoder(nn.Module):
         frequencies = self.frequencies(tokens_NT.device)
         tables = [cos_sin_of(*each, positions_NT, lengths_NT) for each in zip(s.ropes, frequencies, strict=True)]
         plans = self.plan_attention(tokens_NT, documents, number_NT, x_NTD.dtype)
+        plans[NO_ATTENTION] = AttentionPlan("none", positions_NT=positions_NT)
         for block, window, rope in zip(self.blocks, s.windows, s.layer_ropes, strict=True):
             x_NTD = self.run_block(block, x_NTD, tables[rope] if rope >= 0 else None, plans[window])
         return self.final_norm(x_NTD)
@@ -356,7 +366,7 @@ class Decoder(nn.Module):
                 window=window, written=bool(s.attn_softcap), sinks=s.has("sinks"),
                 heads=(s.n_heads, s.n_kv_heads, s.head_dim), dtype=dtype,
             )
-            for window in dict.fromkeys(s.windows)
+            for window in dict.fromkeys(s.windows) if window != NO_ATTENTION
         }  # fmt: skip
         if torch.is_grad_enabled() or not self.trains:  # a student's evaluation uses other kernels
             kinds = dict.fromkeys(plan.kind for plan in plans.values())

@@ -36,10 +36,11 @@ Layout = tuple[tuple[str, tuple[CheckpointRows, ...]], ...]
 
 # GGUF name without layer and suffix -> parameter; matrices with the same input are fused.
 _PARAMETERS = {
-    "token_embd": "embed", "output_norm": "norm", "output": "head",
+    "token_embd": "embed", "output_norm": "norm", "token_embd_norm": "norm", "output": "head",
     "attn_norm": "attn_norm", "attn_q": "qkv", "attn_k": "qkv", "attn_v": "qkv", "attn_qkv": "qkv",
     "attn_q_norm": "q_norm", "attn_k_norm": "k_norm", "attn_sinks": "sinks", "attn_output": "out",
     "attn_q_a": "q_a", "attn_q_a_norm": "q_a_norm", "attn_q_b": "q_b",
+    "shortconv.in_proj": "conv_in", "shortconv.conv": "conv", "shortconv.out_proj": "out",
     "attn_kv_a_mqa": "kv_a", "attn_kv_a_norm": "kv_a_norm", "attn_k_b": "kv_b",
     "post_attention_norm": "attn_post_norm", "ffn_norm": "mlp_norm", "post_ffw_norm": "mlp_post_norm",
     "ffn_gate": "gate_up", "ffn_up": "gate_up", "ffn_down": "down",

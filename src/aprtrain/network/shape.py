@@ -19,6 +19,9 @@ from aprtrain.network.experts import Experts, experts_of
 from aprtrain.network.layout import Layout, layout_of
 from aprtrain.network.rotation import Rope, rope_of, yarn_scale
 
+NO_ATTENTION = -1
+"""The window of a layer without attention."""
+
 
 @dataclass(frozen=True, slots=True)
 class Latent:
@@ -56,7 +59,8 @@ class Shape:
         qk_norm_after_rope: whether Q and K are normalized after the rotation.
         attn_scale: factor of attention scores. attn_softcap, logit_softcap: c of c tanh(x / c) over scores and logits;
         0 for none.
-        windows: sliding window of each layer, including the current position; 0 for full attention.
+        windows: sliding window of each layer, including the current position; 0 for full attention, NO_ATTENTION for
+            none.
         ropes: the distinct rotations.
         layer_ropes: index into `ropes` of each layer; -1 for a layer without rotation.
         adjacent: whether pairs are adjacent dimensions. experts, latent: see there; None for none.
@@ -132,6 +136,17 @@ class Shape:
         e = self.experts
         return max(3 * self.d_ffn, 3 * e.used * (e.width + self.d_model) if e is not None else 0)
 
+    @property
+    def conv_values(self) -> int:
+        """Values per token of a short convolution in float32, including its inputs; 0 without one."""
+        convs = [part.size for layout in self.kinds for name, parts in layout if name == "conv" for part in parts]
+        return max((size[0] * (4 + 2 * size[-1]) for size in convs), default=0)
+
+    @property
+    def cached_values(self) -> int:
+        """Values per token and layer that generation caches, of the largest layer."""
+        return max(2 * (self.q_rows if self.latent else self.kv_rows), self.d_model if self.has("conv") else 0)
+
     def has(self, parameter: str) -> bool:
         """Whether some layer has this parameter."""
         return any(parameter == name for layout in self.kinds for name, _ in layout)
@@ -147,7 +162,7 @@ _ROOT, _PARTIAL, _LOCAL, _MIXED, _LATE, _ROUTED = "root", "partial", "local", "m
 FAMILIES: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(
         ("llama", "mistral", "ministral", "ministral3", "smollm3", "qwen2", "qwen3", "seed_oss", "granite", "olmo2",
-         "olmo3", "arcee", "ernie4_5", "starcoder2", "cohere", "jais2"), frozenset(),
+         "olmo3", "arcee", "ernie4_5", "starcoder2", "cohere", "jais2", "lfm2"), frozenset(),
     ),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), frozenset((_ROOT,))),
     **dict.fromkeys(("phi3", "glm", "glm4", "nemotron"), frozenset((_PARTIAL,))),
@@ -156,7 +171,7 @@ FAMILIES: Mapping[str, frozenset[str]] = {
     "hunyuan_v1_dense": frozenset((_LATE,)),
     **dict.fromkeys(
         ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "olmoe", "granitemoe", "ernie4_5_moe",
-         "dots1", "mellum"), frozenset((_ROUTED,)),
+         "dots1", "mellum", "lfm2_moe"), frozenset((_ROUTED,)),
     ),
     **dict.fromkeys(("glm4_moe", "minimax_m2"), frozenset((_ROUTED, _PARTIAL))),
     "hunyuan_v1_moe": frozenset((_ROUTED, _LATE)),
@@ -277,12 +292,16 @@ def _sizes(h: Hyperparams) -> dict[str, int]:
 def _activation(h: Hyperparams, row: Architecture) -> str:
     constants = {key.hf[0]: key.constant for key in row.keys if key.hf}
     name = "hidden_activation" if "hidden_activation" in constants else "hidden_act"
-    word = h.extra.get(name) or constants.get(name) or row.defaults.get("", {}).get(name)
+    word = h.extra.get(name) or constants.get(name) or row.defaults.get("", {}).get(name, "silu")  # LFM2 has no key
     if word not in _ACTIVATIONS:
         raise UnsupportedError(
             f"activation {word!r:.40} is not supported for training", hint=f"supported: {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[str(word)]
+
+
+_RECURRENT = ("conv",)
+"""Types of layers without attention."""
 
 
 def _layers(
@@ -294,7 +313,7 @@ def _layers(
     window = (active_window(h) or 0) if has_window else 0
     if not isinstance(kinds, list):
         kinds = ["sliding_attention" if window else "full_attention"] * n_layers
-    if len(kinds) < n_layers or set(kinds) - {"sliding_attention", "full_attention"}:
+    if len(kinds) < n_layers or set(kinds) - {"sliding_attention", "full_attention", *_RECURRENT}:
         raise UnsupportedError(f"layers of type {sorted(set(map(str, kinds)))} are not supported for training")
     sliding = [kind == "sliding_attention" for kind in kinds[:n_layers]]
     words, dim = FAMILIES[row.id], latent.rope_dim if latent is not None else rope.rotary_dim(h) or 0
@@ -311,7 +330,8 @@ def _layers(
         rotated = [slides and window > 0 for slides in sliding]
     if isinstance(rotated, list) and len(rotated) >= n_layers:  # 1 where a layer is rotated, despite the name
         layer_ropes = [index if rotated[i] else -1 for i, index in enumerate(layer_ropes)]
-    return tuple(window if slides else 0 for slides in sliding), tuple(ropes), tuple(layer_ropes)
+    spans = {"sliding_attention": window, **dict.fromkeys(_RECURRENT, NO_ATTENTION)}
+    return tuple(spans.get(str(kind), 0) for kind in kinds[:n_layers]), tuple(ropes), tuple(layer_ropes)
 
 
 def _mapping(value: object) -> Mapping[str, Json]:

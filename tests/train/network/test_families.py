@@ -26,7 +26,7 @@ from aprtrain.run import run
 from aprtrain.teacher.teacher import Teacher, estimate_bytes
 
 ROUTED = tuple(row for row, words in FAMILIES.items() if "routed" in words)
-TEACHERS = ("deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "minimax_m2")
+TEACHERS = ("deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "lfm2_moe", "minimax_m2")
 """Their routers have a selection bias."""
 STUDENTS = tuple(row for row in FAMILIES if row not in TEACHERS)
 
