@@ -143,8 +143,12 @@ def flops_of(config: Config, pair: TrainingPair) -> Flops:
 
 
 def _forward(s: Shape, seq_len: int) -> float:
-    seen = sum(min(window, seq_len) if window else seq_len / 2 for window in s.windows if window != NO_ATTENTION)
-    return 2.0 * (s.n_active_params + s.vocab_rows * s.d_model) + 4.0 * s.q_rows * seen
+    scores = sum(
+        heads.n * heads.size * (min(window, seq_len) if window else seq_len / 2)
+        for window, heads in zip(s.windows, s.layer_heads, strict=True)
+        if window != NO_ATTENTION
+    )
+    return 2.0 * (s.n_active_params + s.vocab_rows * s.d_model) + 4.0 * scores
 
 
 # Published dense bf16 rates, FLOP/s, by a part of the device's name.

@@ -105,7 +105,7 @@ def memory_plan(
     phases = [
         [*kept, MemoryRow("loss head", head + 2 * tokens * student.d_model * width)],
         [*kept, MemoryRow("student: layer gradients", tokens * (4 * student.d_model + 3 * student.d_ffn) * width)],
-        [MemoryRow("student: embedding gradient", student.vocab_rows * student.d_model * width)],
+        [MemoryRow("student: embedding gradient", student.n_embed_params * width)],
     ]
     if config.on_policy:
         phases.append([MemoryRow("student: sampling", sampling_bytes(student))])

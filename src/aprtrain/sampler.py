@@ -147,9 +147,11 @@ class _Generation:
                 :, None
             ]  # padding sees itself: no empty row
         kind = "eager" if s.attn_softcap or s.has("sinks") else "mask"
-        for block, cache, window, rope in zip(decoder.blocks, self._caches, s.windows, s.layer_ropes, strict=True):
-            plan = AttentionPlan(kind, masks[window], cache=cache, places_T=places_T, positions_NT=position_NT)
-            x_NTD = decoder.run_block(block, x_NTD, tables[rope] if rope >= 0 else None, plan)
+        plans = [
+            AttentionPlan(kind, masks[window], cache=cache, places_T=places_T, positions_NT=position_NT)
+            for cache, window in zip(self._caches, s.windows, strict=True)
+        ]
+        x_NTD = decoder.run_blocks(x_NTD, tokens_NT, tables, plans)
         hidden_ND = decoder.final_norm(x_NTD[:, -1:])[:, 0]
         logits_NV = functional.linear(hidden_ND, decoder.head_weight[: s.vocab_rows])
         return soft_cap(logits_NV.float(), s.logit_softcap)

@@ -33,6 +33,7 @@ CASES = [
     "phi3/longrope",
     "cohere2",
     "lfm2",
+    "gemma4_text/sharing",
 ]
 
 

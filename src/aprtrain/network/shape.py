@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from aprfmt.arch import rope
 from aprfmt.arch.fields import as_float, as_int
@@ -21,6 +22,14 @@ from aprtrain.network.rotation import Rope, rope_of, yarn_scale
 
 NO_ATTENTION = -1
 """The window of a layer without attention."""
+
+
+class Heads(NamedTuple):
+    """The heads of a layer: of queries, of keys and values, and their size."""
+
+    n: int
+    n_kv: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,9 @@ class Shape:
         outer: the parameters outside of layers.
         kinds: parameters of a layer, for each layer kind.
         layer_kinds: index into `kinds` of each layer.
+        layer_heads: the heads of each layer.
+        kv_layers: the layer whose keys and values each layer uses: itself, or an earlier one.
+        value_norm: whether values are normalized, without a weight.
     """
 
     architecture: str
@@ -99,16 +111,19 @@ class Shape:
     outer: Layout
     kinds: tuple[Layout, ...]
     layer_kinds: tuple[int, ...]
+    layer_heads: tuple[Heads, ...]
+    kv_layers: tuple[int, ...]
+    value_norm: bool
 
     @property
     def q_rows(self) -> int:
-        """Rows of the query projection."""
-        return self.n_heads * self.head_dim
+        """Rows of the query projection, of the largest layer."""
+        return max(heads.n * heads.size for heads in self.layer_heads)
 
     @property
     def kv_rows(self) -> int:
-        """Rows of the key projection, and of the value projection."""
-        return self.n_kv_heads * self.head_dim
+        """Rows of the key projection, and of the value projection, of the largest layer."""
+        return max(heads.n_kv * heads.size for heads in self.layer_heads)
 
     @property
     def n_params(self) -> int:
@@ -126,6 +141,11 @@ class Shape:
         """Elements of the matrices used per token in all layers: of experts only the selected ones."""
         share = self.experts.used / self.experts.n if self.experts is not None else 1.0
         return sum(_elements(self.kinds[kind], share) for kind in self.layer_kinds)
+
+    @property
+    def n_embed_params(self) -> int:
+        """Elements of the embeddings: of tokens, and of tokens per layer."""
+        return sum(prod(part.size) for name, parts in self.outer if "embed" in name for part in parts)
 
     @property
     def mlp_values(self) -> int:
@@ -158,6 +178,7 @@ def _elements(layout: Layout, share: float) -> int:
 
 
 _ROOT, _PARTIAL, _LOCAL, _MIXED, _LATE, _ROUTED = "root", "partial", "local", "mixed", "late", "routed"
+_UNIT = "unit"
 
 FAMILIES: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(
@@ -176,10 +197,12 @@ FAMILIES: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("glm4_moe", "minimax_m2"), frozenset((_ROUTED, _PARTIAL))),
     "hunyuan_v1_moe": frozenset((_ROUTED, _LATE)),
     "exaone_moe": frozenset((_ROUTED, _MIXED)),
+    "gemma4_text": frozenset((_ROUTED, _ROOT, _UNIT)),
 }  # fmt: skip
 """Supported rows, and what neither their tensors nor their keys state: `root`, embeddings are multiplied by the square
 root of the width; `partial`, heads may be partially rotated; `local`, only sliding-window layers are rotated; `mixed`,
-the same if the network has a window; `late`, heads are normalized after the rotation; `routed`, experts.
+the same if the network has a window; `late`, heads are normalized after the rotation; `routed`, experts, if the
+config does not turn them off; `unit`, values are normalized, and scores not scaled.
 """
 
 _ACTIVATIONS = {
@@ -203,7 +226,7 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
     if h.rms_norm_eps is None:
         raise RefusedError("the model lacks rms_norm_eps", hint="set it first: apr stamp FILE --set rms_norm_eps=VALUE")
     for feature in ("use_bidirectional_attention", "clip_qkv"):
-        if h.extra.get(feature):
+        if h.extra.get(feature) not in (None, False, "vision"):
             raise UnsupportedError(f"{feature} of a {row.id} is not supported for training")
     outer = layout_of(h, row, None, present)
     if "head_bias" in dict(outer):
@@ -215,7 +238,11 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
     latent = _latent(h) if any(name == "kv_a" for name, _ in kinds[0]) else None
     if latent is not None:
         sizes |= {"head_dim": latent.nope_dim + latent.rope_dim, "n_kv_heads": sizes["n_heads"]}
-    windows, ropes, layer_ropes = _layers(h, row, sizes["n_layers"], latent)
+    if wide := [part.size[-1] for kind in kinds for name, parts in kind if name == "down" for part in parts]:
+        sizes["d_ffn"] = max(wide)
+    heads = Heads(sizes["n_heads"], sizes["n_kv_heads"], sizes["head_dim"])
+    full = _full_heads(h, heads)
+    windows, ropes, layer_ropes = _layers(h, row, full.size, latent)
     query = next(t for t in row.tensors if t.gguf[:1] in (("blk.{n}.attn_q.weight",), ("blk.{n}.attn_qkv.weight",)))
     return Shape(
         architecture=row.id,
@@ -230,19 +257,43 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
         act=_activation(h, row),
         gated=any("ffn_gate" in name or t.dims == ("2*ffn,hidden",) for t in row.tensors for name in t.gguf),
         qk_norm_after_rope=_LATE in words,
-        attn_scale=_attn_scale(h, sizes["head_dim"], latent),
+        attn_scale=1.0 if _UNIT in words else _attn_scale(h, sizes["head_dim"], latent),
         attn_softcap=as_float(h.extra.get("attn_logit_softcapping"), "attn_logit_softcapping") or 0.0,
         logit_softcap=as_float(h.extra.get("final_logit_softcapping"), "final_logit_softcapping") or 0.0,
         windows=windows,
         ropes=ropes,
         layer_ropes=layer_ropes,
         adjacent=row.rope_type == 0 and not query.order and h.extra.get("rope_interleave") is not False,
-        experts=experts_of(h, row) if _ROUTED in words else None,
+        experts=experts_of(h, row) if any(name == "router" for kind in kinds for name, _ in kind) else None,
         latent=latent,
         outer=outer,
         kinds=kinds,
         layer_kinds=tuple(kinds.index(layout) for layout in layers),
+        layer_heads=tuple(heads if window else full for window in windows),
+        kv_layers=_kv_layers(h, sizes["n_layers"]),
+        value_norm=_UNIT in words,
     )
+
+
+def _full_heads(h: Hyperparams, heads: Heads) -> Heads:
+    """The heads of layers with full attention."""
+    found = (as_int(h.extra.get(key), key) for key in ("num_global_key_value_heads", "global_head_dim"))
+    n_kv, size = (given or usual for given, usual in zip(found, heads[1:], strict=True))
+    return Heads(heads.n, n_kv, size)
+
+
+def _kv_layers(h: Hyperparams, n_layers: int) -> tuple[int, ...]:
+    """The last layers use keys and values of the last earlier layer of the same type."""
+    stated = h.extra.get("layer_types")
+    kinds = stated if isinstance(stated, list) else []
+    first = n_layers - (as_int(h.extra.get("num_kv_shared_layers"), "num_kv_shared_layers") or 0)
+    found = list(range(n_layers))
+    for n in range(first, n_layers):
+        own = [m for m in range(first) if kinds[m : m + 1] == kinds[n : n + 1]]
+        if not own:
+            raise CorruptError(f"no earlier layer has keys and values for layer {n}")
+        found[n] = own[-1]
+    return tuple(found)
 
 
 def _factor(h: Hyperparams, key: str) -> float:
@@ -305,10 +356,10 @@ _RECURRENT = ("conv",)
 
 
 def _layers(
-    h: Hyperparams, row: Architecture, n_layers: int, latent: Latent | None
+    h: Hyperparams, row: Architecture, head_dim: int, latent: Latent | None
 ) -> tuple[tuple[int, ...], tuple[Rope, ...], tuple[int, ...]]:
-    """(windows, ropes, index of a rope of each layer)."""
-    kinds = h.extra.get("layer_types")
+    """(windows, ropes, index of a rope of each layer); `head_dim` is that of full attention."""
+    kinds, n_layers, scaling = h.extra.get("layer_types"), h.num_layers or 0, scaling_of(h)
     has_window = any("sliding_window" in key.hf for key in row.keys)
     window = (active_window(h) or 0) if has_window else 0
     if not isinstance(kinds, list):
@@ -317,13 +368,16 @@ def _layers(
         raise UnsupportedError(f"layers of type {sorted(set(map(str, kinds)))} are not supported for training")
     sliding = [kind == "sliding_attention" for kind in kinds[:n_layers]]
     words, dim = FAMILIES[row.id], latent.rope_dim if latent is not None else rope.rotary_dim(h) or 0
-    if dim % 2 or dim < 2 or (latent is None and dim != h.head_dim and _PARTIAL not in words):
-        raise UnsupportedError(f"partial RoPE on heads of {h.head_dim} values is not supported for training")
-    ropes = [rope_of(h, h.rope_theta or DEFAULT_THETA, scaling_of(h), dim)]
+    if is_proportional := scaling.get("rope_type") == "proportional":
+        dim = head_dim
+    if dim % 2 or dim < 2 or (latent is None and dim != head_dim and _PARTIAL not in words):
+        raise UnsupportedError(f"partial RoPE on heads of {head_dim} values is not supported for training")
+    ropes = [rope_of(h, h.rope_theta or DEFAULT_THETA, scaling, dim)]
     local = _mapping(_mapping(h.extra.get("rope_layers")).get("sliding_attention"))
     if local and row.nested_rope:
         rest = {key: value for key, value in local.items() if key != "rope_theta"}
-        ropes.append(rope_of(h, as_float(local.get("rope_theta"), "rope_theta") or DEFAULT_THETA, rest, dim))
+        theta, size = as_float(local.get("rope_theta"), "rope_theta"), h.head_dim if is_proportional else dim
+        ropes.append(rope_of(h, theta or DEFAULT_THETA, rest, size or dim))
     layer_ropes = [len(ropes) - 1 if slides else 0 for slides in sliding]
     rotated = h.extra.get("no_rope_layers")
     if _LOCAL in words or (_MIXED in words and window):

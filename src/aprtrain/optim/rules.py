@@ -61,7 +61,7 @@ class UpdateRule:
         return ("master", *self.of(name, shape).states)
 
 
-_NO_MATRICES = ("embed", "head", "conv")
+_NO_MATRICES = ("embed", "ple_embed", "head", "conv")
 
 
 def _adamw(

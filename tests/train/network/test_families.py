@@ -139,7 +139,17 @@ def test_what_chooses_experts_is_never_rounded(tiny: Maker) -> None:
     assert narrow.get_parameter("blocks.1.router").dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("row", ["mixtral", "qwen3_moe", "deepseek_v3"])
+def test_unused_keys_and_values_are_left_aside(tiny: Maker, tmp_path: Path) -> None:
+    """Published checkpoints have some in layers that use those of an earlier one."""
+    folder, case = tmp_path / "model", tiny("gemma4_text/sharing")
+    shutil.copytree(case.folder, folder)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.{}.self_attn.k_proj.weight"
+    save_file(tensors | {name.format(2): tensors[name.format(0)].clone()}, folder / "model.safetensors")
+    assert torch.equal(our_logits(load(folder), case.ids_NT), our_logits(load(case.folder), case.ids_NT))
+
+
+@pytest.mark.parametrize("row", ["mixtral", "qwen3_moe", "deepseek_v3", "gemma4_text/sharing"])
 def test_experts_stay_blocks(row: str, tiny: Maker, tmp_path: Path) -> None:
     """In a GGUF the matrices of all experts are one tensor, and each is a slice of its blocks."""
     gguf = tmp_path / "q8.gguf"
