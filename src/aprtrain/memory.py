@@ -188,7 +188,8 @@ def _lora_weights(config: Config, lora: str, pair: TrainingPair, width: int, pro
 
 def _activation_elements(config: Config, s: Shape, compiled: bool, fused: bool) -> int:
     mlp = (2 if fused else 3) * s.d_ffn if s.experts is None else s.mlp_values
-    kv, block = s.kv_rows, 7 * s.d_model + mlp + max(2 * s.kv_rows, s.conv_values)
+    kv, block = s.kv_rows, 7 * s.d_model + mlp + max(2 * s.kv_rows, s.recurrent_values)
+    block += 4 * (s.d_model + s.per_layer_width) if s.per_layer_width else 0
     block += 0 if compiled else 6 * s.d_model + s.d_ffn + 2 * s.kv_rows
     if config.recompute == "block":
         return s.n_layers * s.d_model + block

@@ -379,8 +379,10 @@ def initialize_weights(decoder: Decoder, seed: int, spread: float = 0.02) -> Non
             deviation = spread / math.sqrt(2 * s.n_layers) if name in ("out", "down") else spread
             tensor.copy_(torch.randn(tensor.shape, generator=generator) * deviation)
         else:
-            is_one = name.endswith(("scale", "norm")) and not (s.norm_plus_one and name.endswith("norm"))
-            tensor.fill_(float(is_one))
+            plain = ("scale", "delta_norm", "dt_bias") if s.norm_plus_one else ("scale", "norm")
+            tensor.fill_(float(name.endswith(plain)))
+            if name == "decay":
+                tensor.copy_(torch.empty_like(tensor, device="cpu").uniform_(1, 16, generator=generator).log())
 
 
 # --- where a checkpoint comes from ---

@@ -231,7 +231,9 @@ class Sampler:
         self.n_tokens = 0
         total = max(map(len, self.prompts)) + self.n_new
         values = total * self.student.shape.cached_values
-        row_bytes = values * self.student.norm.element_size() * len(self.student.blocks)
+        row_bytes = (values * self.student.norm.element_size() + 4 * self.student.shape.state_values) * len(
+            self.student.blocks
+        )
         n_rows = max(1, min(_MOST_ROWS, _CACHE_BYTES // row_bytes))
         for at in range(0, each, n_rows):
             some = chosen[at : at + n_rows]

@@ -34,6 +34,7 @@ CASES = [
     "cohere2",
     "lfm2",
     "gemma4_text/sharing",
+    "qwen3_5_text/heads",
 ]
 
 

@@ -91,6 +91,7 @@ class KeyValueCache:
     def __init__(self, total: int) -> None:
         self._total = total
         self._kept: list[Tensor] = []
+        self._states: dict[str, Tensor] = {}
 
     def extend(self, places_T: Tensor, *new_NTKE: Tensor) -> list[Tensor]:
         """Stores keys and values of the positions `places_T`; returns those of all positions, [N, total, K, E]."""
@@ -98,6 +99,12 @@ class KeyValueCache:
         for kept, new in zip(self._kept, new_NTKE, strict=True):
             kept.index_copy_(1, places_T, new)
         return self._kept
+
+    def state(self, name: str, like: Tensor, *sizes: int) -> Tensor:
+        """What a layer without attention keeps from position to position: zeros at first, to be changed in place."""
+        if name not in self._states:
+            self._states[name] = like.new_zeros(sizes)
+        return self._states[name]
 
 
 class AttentionPlan(NamedTuple):

@@ -29,7 +29,7 @@ from aprtrain.lora_spec import LoraSpec
 from aprtrain.network.attention import LABELS, AttentionPlan, Documents, attend, choose, places
 from aprtrain.network.experts import Experts, choose_experts
 from aprtrain.network.layout import FLOAT32, WEIGHTS, Layout
-from aprtrain.network.recurrence import causal_conv
+from aprtrain.network.recurrence import DeltaNet, causal_conv, delta_rule
 from aprtrain.network.rotation import CosSin, cos_sin_of, inverse_frequencies, rotate
 from aprtrain.network.shape import NO_ATTENTION, Latent, Shape
 
@@ -163,11 +163,9 @@ class Block(nn.Module):
         s = self.shape
         y = self._normed(x_NTD, "attn_norm")
         if self.conv is None:
-            q, k, v = self._heads(y, cos_sin, kv) if s.latent is None else self._latent_heads(y, cos_sin, s.latent)
-            mixed, kv = attend(q, k, v, plan, scale=s.attn_scale, softcap=s.attn_softcap, sinks=self.sinks), (k, v)
-            mixed = mixed.flatten(2)
+            mixed, kv = self._attended(y, cos_sin, plan, kv)
         else:
-            mixed = self._convolved(y, plan)
+            mixed = self._convolved(y, plan) if s.delta is None else self._recurrent(y, plan, s.delta)
         mixed = self._linear(mixed, "out")
         if self.mlp_norm is None and self.mlp_post_norm is None:
             return x_NTD + mixed + self._mlp(y)
@@ -213,23 +211,55 @@ class Block(nn.Module):
         before, after, x = self._linear(y_NTD, "conv_in").chunk(3, dim=-1)
         return after * causal_conv(before * x, self.conv, self.conv_bias, plan)
 
+    def _recurrent(self, y_NTD: Tensor, plan: AttentionPlan, at: DeltaNet) -> Tensor:
+        """A gated delta network: the delta rule of convolved heads, normalized and gated."""
+        qkv, z, beta, a = torch.split(self._linear(y_NTD, "qkv"), [*at.widths], -1)
+        wide = torch.promote_types(y_NTD.dtype, torch.float32)
+        qkv = functional.silu(causal_conv(qkv, self.conv, self.conv_bias, plan)).to(wide)
+        q, k, v = torch.split(qkv, [*[at.k_heads * at.k_dim] * 2, at.v_heads * at.v_dim], -1)
+        # Unit vectors, queries scaled by 1 / sqrt(k_dim): x / |x| is x / rms(x) / sqrt(k_dim).
+        q, k = (_unit(x.view(*x.shape[:2], at.k_heads, -1), 1e-6 / at.k_dim) for x in (q, k))
+        q, k = (x.repeat_interleave(at.v_heads // at.k_heads, 2) for x in (q / at.k_dim, k * at.k_dim**-0.5))
+        v = v.view(*v.shape[:2], at.v_heads, -1)
+        decay = -self.decay.to(wide).exp() * functional.softplus(a.to(wide) + self.dt_bias)
+        mixed = delta_rule(q, k, v, decay, beta.sigmoid().to(wide), plan)
+        unit: Tensor = _unit(mixed, self.shape.norm_eps).to(y_NTD.dtype)
+        scaled: Tensor = self.delta_norm * unit
+        return scaled.flatten(2) * functional.silu(z)
+
+    def _attended(
+        self, y_NTD: Tensor, cos_sin: CosSin | None, plan: AttentionPlan, kv: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The heads' outputs [N, T, H E], and the keys and values that they used."""
+        s, gate = self.shape, None
+        if s.latent is not None:
+            q, k, v = self._latent_heads(y_NTD, cos_sin, s.latent)
+        else:
+            q, k, v, gate = self._heads(y_NTD, cos_sin, kv)
+        mixed = attend(q, k, v, plan, scale=s.attn_scale, softcap=s.attn_softcap, sinks=self.sinks)
+        return (mixed if gate is None else mixed * torch.sigmoid(gate)).flatten(2), (k, v)
+
     def _heads(
         self, y_NTD: Tensor, cos_sin: CosSin | None, kv: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Q [N, T, H, E], K and V [N, T, K, E]; K and V are `kv` if that is given."""
-        h, fused = self.heads, self._linear(y_NTD, "qkv")
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Q [N, T, H, E], K and V [N, T, K, E], which are `kv` if that is given; the gate of each head of Q."""
+        h, fused, gate = self.heads, self._linear(y_NTD, "qkv"), None
         heads = fused.view(*fused.shape[:2], -1, h.size)
-        q, *own = torch.split(heads, [h.n, *[h.n_kv] * ((heads.shape[2] - h.n) // h.n_kv)], dim=2)
+        n = h.n * (1 + self.shape.attn_gated)
+        q, *own = torch.split(heads, [n, *[h.n_kv] * ((heads.shape[2] - n) // h.n_kv)], dim=2)
+        if self.shape.attn_gated:
+            q, gate = q.view(*q.shape[:2], h.n, 2, h.size).unbind(3)
         q = self._placed(q, "q_norm", cos_sin)
         if cos_sin is not None and cos_sin[2] is not None:
             q = q * cos_sin[2].to(q.dtype)
         if kv is not None:
-            return q, *kv
+            return q, *kv, gate
         v = own[-1]  # without a projection of their own, values are the keys
         return (
             q,
             self._placed(own[0], "k_norm", cos_sin),
             _unit(v, self.shape.norm_eps).to(v.dtype) if self.shape.value_norm else v,
+            gate,
         )
 
     def _placed(self, x: Tensor, norm: str, cos_sin: CosSin | None) -> Tensor:
@@ -260,7 +290,8 @@ class Block(nn.Module):
         y = self._routed(y_NTD, y_NTD)
         if self.shared_down is None:
             return y
-        return y + self._down(self._linear(y_NTD, "shared_gate_up"), "shared_down")
+        shared = self._down(self._linear(y_NTD, "shared_gate_up"), "shared_down")
+        return y + (shared if self.shared_gate is None else shared * self._linear(y_NTD, "shared_gate").sigmoid())
 
     def _dense(self, y_NTD: Tensor) -> Tensor:
         if self.fuses and y_NTD.dtype == torch.bfloat16:
@@ -408,8 +439,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """The last layer's output for the first one's input, with a table for each of `shape.ropes`."""
         s, given = self.shape, dict[int, tuple[Tensor, Tensor]]()
-        has_table = any(name == "ple_embed" for name, _ in s.outer)
-        per_layer_NTLP = self._per_layer(x_NTD, tokens_NT) if has_table else None
+        per_layer_NTLP = self._per_layer(x_NTD, tokens_NT) if s.per_layer_width else None
         for n, (block, rope, plan) in enumerate(zip(self.blocks, s.layer_ropes, plans, strict=True)):
             extra = None if per_layer_NTLP is None else per_layer_NTLP[:, :, n]
             kv = given.get(s.kv_layers[n])
@@ -425,7 +455,7 @@ class Decoder(nn.Module):
         """The per-layer embeddings of the tokens and of the first layer's input [N, T, L, P]."""
         s, rows = self.shape, len(self.ple_embed)
         known_NT = tokens_NT if rows >= s.vocab_rows else tokens_NT.where(tokens_NT < rows, 0)
-        size = self.ple_proj_norm.shape[0]
+        size = s.per_layer_width
         own = self.look_up(known_NT, "ple_embed") * float(torch.tensor(size**0.5, dtype=x_NTD.dtype))
         of_input = functional.linear(x_NTD, self.ple_proj) * s.d_model**-0.5
         of_input = _norm(of_input.unflatten(-1, (s.n_layers, size)), self.ple_proj_norm, None, s.norm_eps, s)

@@ -41,6 +41,8 @@ _PARAMETERS = {
     "attn_q_norm": "q_norm", "attn_k_norm": "k_norm", "attn_sinks": "sinks", "attn_output": "out",
     "attn_q_a": "q_a", "attn_q_a_norm": "q_a_norm", "attn_q_b": "q_b",
     "shortconv.in_proj": "conv_in", "shortconv.conv": "conv", "shortconv.out_proj": "out",
+    "attn_gate": "qkv", "ssm_beta": "qkv", "ssm_alpha": "qkv", "ssm_a": "decay", "ssm_dt": "dt", "ssm_conv1d": "conv",
+    "ssm_norm": "delta_norm", "ssm_out": "out", "ffn_gate_inp_shexp": "shared_gate",
     "attn_kv_a_mqa": "kv_a", "attn_kv_a_norm": "kv_a_norm", "attn_k_b": "kv_b",
     "post_attention_norm": "attn_post_norm", "ffn_norm": "mlp_norm", "post_ffw_norm": "mlp_post_norm",
     "ffn_gate": "gate_up", "ffn_up": "gate_up", "ffn_down": "down",

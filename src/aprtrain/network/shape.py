@@ -18,6 +18,7 @@ from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
 from aprfmt.types import Json
 from aprtrain.network.experts import Experts, experts_of
 from aprtrain.network.layout import Layout, layout_of
+from aprtrain.network.recurrence import DeltaNet
 from aprtrain.network.rotation import Rope, rope_of, yarn_scale
 
 NO_ATTENTION = -1
@@ -79,6 +80,8 @@ class Shape:
         layer_heads: the heads of each layer.
         kv_layers: the layer whose keys and values each layer uses: itself, or an earlier one.
         value_norm: whether values are normalized, without a weight.
+        attn_gated: whether a gate follows each head of Q, for its output.
+        delta: sizes of layers with the delta rule; None for none.
     """
 
     architecture: str
@@ -114,6 +117,8 @@ class Shape:
     layer_heads: tuple[Heads, ...]
     kv_layers: tuple[int, ...]
     value_norm: bool
+    attn_gated: bool
+    delta: DeltaNet | None
 
     @property
     def q_rows(self) -> int:
@@ -148,6 +153,11 @@ class Shape:
         return sum(prod(part.size) for name, parts in self.outer if "embed" in name for part in parts)
 
     @property
+    def per_layer_width(self) -> int:
+        """Width of the per-layer embeddings; 0 without them."""
+        return next((parts[0].size[0] for name, parts in self.outer if name == "ple_proj_norm"), 0)
+
+    @property
     def mlp_values(self) -> int:
         """Values per token between the two products of an MLP, including gate and up.
 
@@ -157,15 +167,21 @@ class Shape:
         return max(3 * self.d_ffn, 3 * e.used * (e.width + self.d_model) if e is not None else 0)
 
     @property
-    def conv_values(self) -> int:
-        """Values per token of a short convolution in float32, including its inputs; 0 without one."""
+    def recurrent_values(self) -> int:
+        """Values per token of a layer without attention, where one in float32 counts twice."""
         convs = [part.size for layout in self.kinds for name, parts in layout if name == "conv" for part in parts]
-        return max((size[0] * (4 + 2 * size[-1]) for size in convs), default=0)
+        conv = max((size[0] * (4 + 2 * size[-1]) for size in convs), default=0)
+        return conv + (self.delta.n_values if self.delta is not None else 0)
 
     @property
     def cached_values(self) -> int:
         """Values per token and layer that generation caches, of the largest layer."""
-        return max(2 * (self.q_rows if self.latent else self.kv_rows), self.d_model if self.has("conv") else 0)
+        return 2 * (self.q_rows if self.latent else self.kv_rows)
+
+    @property
+    def state_values(self) -> int:
+        """Values per layer of the delta rule's state."""
+        return self.delta.v_heads * self.delta.k_dim * self.delta.v_dim if self.delta is not None else 0
 
     def has(self, parameter: str) -> bool:
         """Whether some layer has this parameter."""
@@ -186,7 +202,7 @@ FAMILIES: Mapping[str, frozenset[str]] = {
          "olmo3", "arcee", "ernie4_5", "starcoder2", "cohere", "jais2", "lfm2"), frozenset(),
     ),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), frozenset((_ROOT,))),
-    **dict.fromkeys(("phi3", "glm", "glm4", "nemotron"), frozenset((_PARTIAL,))),
+    **dict.fromkeys(("phi3", "glm", "glm4", "nemotron", "qwen3_5_text"), frozenset((_PARTIAL,))),
     "cohere2": frozenset((_LOCAL,)),
     "exaone4": frozenset((_MIXED,)),
     "hunyuan_v1_dense": frozenset((_LATE,)),
@@ -194,7 +210,7 @@ FAMILIES: Mapping[str, frozenset[str]] = {
         ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "olmoe", "granitemoe", "ernie4_5_moe",
          "dots1", "mellum", "lfm2_moe"), frozenset((_ROUTED,)),
     ),
-    **dict.fromkeys(("glm4_moe", "minimax_m2"), frozenset((_ROUTED, _PARTIAL))),
+    **dict.fromkeys(("glm4_moe", "minimax_m2", "qwen3_5_moe_text"), frozenset((_ROUTED, _PARTIAL))),
     "hunyuan_v1_moe": frozenset((_ROUTED, _LATE)),
     "exaone_moe": frozenset((_ROUTED, _MIXED)),
     "gemma4_text": frozenset((_ROUTED, _ROOT, _UNIT)),
@@ -272,6 +288,8 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
         layer_heads=tuple(heads if window else full for window in windows),
         kv_layers=_kv_layers(h, sizes["n_layers"]),
         value_norm=_UNIT in words,
+        attn_gated=query.dims == ("2*q,hidden",),
+        delta=_delta(h) if any(name == "decay" for kind in kinds for name, _ in kind) else None,
     )
 
 
@@ -316,6 +334,14 @@ def _latent(h: Hyperparams) -> Latent:
     return Latent(*(as_int(h.extra.get(key), key) or 0 for key in keys))
 
 
+def _delta(h: Hyperparams) -> DeltaNet:
+    keys = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+    found = DeltaNet(*(as_int(h.extra.get(key), key) or 0 for key in keys))
+    if found.v_heads % found.k_heads:
+        raise CorruptError(f"{found.v_heads} heads of values cannot share {found.k_heads} heads of keys")
+    return found
+
+
 _SIZES = {
     "n_layers": "num_layers",
     "d_model": "hidden_size",
@@ -329,6 +355,7 @@ _SIZES = {
 
 def _sizes(h: Hyperparams) -> dict[str, int]:
     found: dict[str, int] = {name: getattr(h, field) for name, field in _SIZES.items()}
+    found["d_ffn"] = found["d_ffn"] or h.moe_intermediate_size or 0  # a network may have no dense layer
     missing = [_SIZES[name] for name, value in found.items() if not value]
     if missing:
         raise RefusedError(
@@ -351,7 +378,7 @@ def _activation(h: Hyperparams, row: Architecture) -> str:
     return _ACTIVATIONS[str(word)]
 
 
-_RECURRENT = ("conv",)
+_RECURRENT = ("conv", "linear_attention")
 """Types of layers without attention."""
 
 

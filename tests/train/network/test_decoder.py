@@ -40,6 +40,7 @@ TEACHERS = ["deepseek_v3", "deepseek_v3/whole_q", "glm4_moe/groups", "minimax_m2
 ROUTED = [
     "mixtral", "qwen3_moe", "qwen3_moe/every_second", "gpt_oss", "deepseek_v2", "deepseek_v2/groups", "olmoe",
     "granitemoe", "hunyuan_v1_moe", "mellum", "gemma4_text/k_eq_v", "gemma4_text/per_layer",
+    "qwen3_5_moe_text",
 ]  # fmt: skip
 """Students with experts."""
 STUDENTS = [
@@ -47,6 +48,7 @@ STUDENTS = [
     "arcee/biases", "ernie4_5", "exaone4/hybrid_small", "hunyuan_v1_dense", "cohere2", "starcoder2",
     "ministral3/temperature", "phi3/longrope_long", "llama/longrope", "cohere/qk_norm_few", "nemotron/bias", "jais2",
     "lfm2/mha", "lfm2/conv-bias", "gemma4_text/sharing", "gemma4_text/sharing_odd",
+    "qwen3_5_text", "qwen3_5_text/heads",
 ]  # fmt: skip
 PACKED = [
     "mistral/window", "smollm3/window", "qwen3", "gemma2", "gemma2/uncapped", "phi3/window", "starcoder2/window",

@@ -92,7 +92,7 @@ def test_llama_cpp_gives_the_same_score(row: str, tiny: Maker, data: Path, tmp_p
 def test_a_teacher_with_experts_teaches(row: str, tiny: Maker, data: Path, tmp_path: Path) -> None:
     student = tiny("llama").folder
     given = {"teacher": str(tiny(row).folder), "student": str(student), "allow_weaker_teacher": True}
-    model = trained("distill", data, tmp_path / "run", 3, **given)
+    model = trained("distill", data, tmp_path / "run", 6, total_steps=6, **given)
     kl = [line["kl1"] for line in lines(tmp_path / "run")]
     assert kl[-1] < kl[0]
     with open_network(model) as network:
@@ -149,7 +149,7 @@ def test_unused_keys_and_values_are_left_aside(tiny: Maker, tmp_path: Path) -> N
     assert torch.equal(our_logits(load(folder), case.ids_NT), our_logits(load(case.folder), case.ids_NT))
 
 
-@pytest.mark.parametrize("row", ["mixtral", "qwen3_moe", "deepseek_v3", "gemma4_text/sharing"])
+@pytest.mark.parametrize("row", ["mixtral", "qwen3_moe", "deepseek_v3", "gemma4_text/sharing", "qwen3_5_text"])
 def test_experts_stay_blocks(row: str, tiny: Maker, tmp_path: Path) -> None:
     """In a GGUF the matrices of all experts are one tensor, and each is a slice of its blocks."""
     gguf = tmp_path / "q8.gguf"
