@@ -28,7 +28,7 @@ from aprtrain.data.batches import check_shared, check_source, more_data_hint
 from aprtrain.features import Selection, recording
 from aprtrain.memory import USUAL_PASS, MemoryRow, checkpoint_bytes, memory_plan, total
 from aprtrain.models import Origin, TrainingPair, open_pair, origin_of, resolve_residency
-from aprtrain.network.shape import Shape
+from aprtrain.network.shape import NO_ATTENTION, Shape
 from aprtrain.qat import QatSummary, summarize
 from aprtrain.report.tracker import check_tracker
 from aprtrain.selection import expect_kernels
@@ -143,8 +143,12 @@ def flops_of(config: Config, pair: TrainingPair) -> Flops:
 
 
 def _forward(s: Shape, seq_len: int) -> float:
-    seen = sum(min(window, seq_len) if window else seq_len / 2 for window in s.windows)
-    return 2.0 * (s.n_active_params + s.vocab_rows * s.d_model) + 4.0 * s.q_rows * seen
+    scores = sum(
+        heads.n * heads.size * (min(window, seq_len) if window else seq_len / 2)
+        for window, heads in zip(s.windows, s.layer_heads, strict=True)
+        if window != NO_ATTENTION
+    )
+    return 2.0 * (s.n_active_params + s.vocab_rows * s.d_model) + 4.0 * scores
 
 
 # Published dense bf16 rates, FLOP/s, by a part of the device's name.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from aprfmt.errors import UsageError
 
 TARGETS: dict[str, tuple[str, ...]] = {
-    "attention": ("qkv", "out"),
+    "attention": ("qkv", "conv_in", "out"),
     "mlp": ("gate_up", "down"),
-    "all": ("qkv", "out", "gate_up", "down"),
+    "all": ("qkv", "conv_in", "out", "gate_up", "down"),
 }
 """Value of `targets` -> parameters of a layer."""
 

@@ -105,7 +105,7 @@ def memory_plan(
     phases = [
         [*kept, MemoryRow("loss head", head + 2 * tokens * student.d_model * width)],
         [*kept, MemoryRow("student: layer gradients", tokens * (4 * student.d_model + 3 * student.d_ffn) * width)],
-        [MemoryRow("student: embedding gradient", student.vocab_rows * student.d_model * width)],
+        [MemoryRow("student: embedding gradient", student.n_embed_params * width)],
     ]
     if config.on_policy:
         phases.append([MemoryRow("student: sampling", sampling_bytes(student))])
@@ -188,7 +188,8 @@ def _lora_weights(config: Config, lora: str, pair: TrainingPair, width: int, pro
 
 def _activation_elements(config: Config, s: Shape, compiled: bool, fused: bool) -> int:
     mlp = (2 if fused else 3) * s.d_ffn if s.experts is None else s.mlp_values
-    kv, block = s.kv_rows, 7 * s.d_model + mlp + 2 * s.kv_rows
+    kv, block = s.kv_rows, 7 * s.d_model + mlp + max(2 * s.kv_rows, s.recurrent_values)
+    block += 4 * (s.d_model + s.per_layer_width) if s.per_layer_width else 0
     block += 0 if compiled else 6 * s.d_model + s.d_ffn + 2 * s.kv_rows
     if config.recompute == "block":
         return s.n_layers * s.d_model + block

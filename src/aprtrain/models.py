@@ -295,8 +295,6 @@ def make_student(teacher: NetworkSource, how: str, *, seed: int = 42) -> Network
     """
     if not is_pruned(how):
         return new_student(how, teacher.tokenizer, seed=seed)
-    if how == SELF:
-        how = f"layers:0-{teacher.shape.n_layers - 1}"
     words = [word.partition(":")[::2] for word in how.split("+")]
     said = dict(words)
     if len(said) < len(words):
@@ -381,7 +379,10 @@ def initialize_weights(decoder: Decoder, seed: int, spread: float = 0.02) -> Non
             deviation = spread / math.sqrt(2 * s.n_layers) if name in ("out", "down") else spread
             tensor.copy_(torch.randn(tensor.shape, generator=generator) * deviation)
         else:
-            tensor.fill_(1.0 if name.endswith("norm") and not s.norm_plus_one else 0.0)
+            plain = ("scale", "delta_norm", "dt_bias") if s.norm_plus_one else ("scale", "norm")
+            tensor.fill_(float(name.endswith(plain)))
+            if name == "decay":
+                tensor.copy_(torch.empty_like(tensor, device="cpu").uniform_(1, 16, generator=generator).log())
 
 
 # --- where a checkpoint comes from ---

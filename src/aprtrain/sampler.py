@@ -147,9 +147,11 @@ class _Generation:
                 :, None
             ]  # padding sees itself: no empty row
         kind = "eager" if s.attn_softcap or s.has("sinks") else "mask"
-        for block, cache, window, rope in zip(decoder.blocks, self._caches, s.windows, s.layer_ropes, strict=True):
-            plan = AttentionPlan(kind, masks[window], cache=cache, places_T=places_T)
-            x_NTD = decoder.run_block(block, x_NTD, tables[rope] if rope >= 0 else None, plan)
+        plans = [
+            AttentionPlan(kind, masks[window], cache=cache, places_T=places_T, positions_NT=position_NT)
+            for cache, window in zip(self._caches, s.windows, strict=True)
+        ]
+        x_NTD = decoder.run_blocks(x_NTD, tokens_NT, tables, plans)
         hidden_ND = decoder.final_norm(x_NTD[:, -1:])[:, 0]
         logits_NV = functional.linear(hidden_ND, decoder.head_weight[: s.vocab_rows])
         return soft_cap(logits_NV.float(), s.logit_softcap)
@@ -250,8 +252,8 @@ class Sampler:
     def _most_rows(self, longest: int) -> int:
         """Prompts of up to `longest` tokens that are continued at once: each takes a fixed time per token."""
         s = self.student.shape
-        values = 2 * (longest + self.n_new) * max(s.kv_rows, s.q_rows if s.latent else 0)
-        row_bytes = values * self.student.norm.element_size() * len(self.student.blocks)
+        values = (longest + self.n_new) * s.cached_values * self.student.norm.element_size()
+        row_bytes = (values + 4 * s.state_values) * len(self.student.blocks)
         return max(1, min(_MOST_ROWS, _CACHE_BYTES // row_bytes))
 
     def _n_prompts(self) -> int:

@@ -25,7 +25,19 @@ from aprtrain.network.weights import open_network
 from aprtrain.sampler import Sampler, continue_prompts, read_prompts
 
 Distil = Callable[..., dict[str, Any]]
-CASES = ["llama/biases", "qwen3", "gemma2", "gemma3_text", "mistral/window", "smollm3", "phi3/longrope", "cohere2"]
+CASES = [
+    "llama/biases",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "mistral/window",
+    "smollm3",
+    "phi3/longrope",
+    "cohere2",
+    "lfm2",
+    "gemma4_text/sharing",
+    "qwen3_5_text/heads",
+]
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +107,7 @@ def test_prompts_are_batched_by_length_within_the_memory_of_the_cache(
 
     monkeypatch.setattr(sampler_module, "continue_prompts", continued)
     s = student.shape
-    position = 2 * s.kv_rows * 4 * len(student.blocks)
+    position = s.cached_values * 4 * len(student.blocks)
     monkeypatch.setattr(sampler_module, "_CACHE_BYTES", 3 * position * 12)
     given = [np.full(n, 10 + n, np.uint32) for n in (2, 10, 4, 1, 10)]
     batches = Sampler(student, given, 60, 1, 1, 2, 2, None, seed=1).batches(0)

@@ -91,6 +91,7 @@ class KeyValueCache:
     def __init__(self, total: int) -> None:
         self._total = total
         self._kept: list[Tensor] = []
+        self._states: dict[str, Tensor] = {}
 
     def extend(self, places_T: Tensor, *new_NTKE: Tensor) -> list[Tensor]:
         """Stores keys and values of the positions `places_T`; returns those of all positions, [N, total, K, E]."""
@@ -99,19 +100,26 @@ class KeyValueCache:
             kept.index_copy_(1, places_T, new)
         return self._kept
 
+    def state(self, name: str, like: Tensor, *sizes: int) -> Tensor:
+        """What a layer without attention keeps from position to position: zeros at first, to be changed in place."""
+        if name not in self._states:
+            self._states[name] = like.new_zeros(sizes)
+        return self._states[name]
+
 
 class AttentionPlan(NamedTuple):
     """The attention kernel for the layers with one window size in one batch.
 
     Attributes:
         kind: "causal" (SDPA of whole rows), "cudnn" (the same by cuDNN), "varlen" (flash kernel over `cu_seqlens`),
-            "flash4" (by FlashAttention-4, either way), "mask" (SDPA under a mask) or "eager" (scores written out, for
-            a softcap or sinks).
+            "flash4" (by FlashAttention-4, either way), "mask" (SDPA under a mask), "eager" (scores written out, for a
+            softcap or sinks) or "none" (of layers without attention).
         mask: attention mask, bool [N or 1, 1, T, T], for "mask" and "eager". cu_seqlens, max_len: see Documents, for
         "varlen" and "flash4"; None for whole rows.
         window: window size, likewise; 0 for none.
         cache: of the layer, while text is generated; the mask is then [N, 1, T, positions of the cache].
         places_T: positions of the T tokens in the cache, int64.
+        positions_NT: position of each token in its document, for layers without attention.
     """
 
     kind: str
@@ -121,6 +129,7 @@ class AttentionPlan(NamedTuple):
     window: int = 0
     cache: KeyValueCache | None = None
     places_T: Tensor | None = None
+    positions_NT: Tensor | None = None
 
 
 def choose(

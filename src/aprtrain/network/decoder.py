@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from math import prod
@@ -29,8 +29,9 @@ from aprtrain.lora_spec import LoraSpec
 from aprtrain.network.attention import LABELS, AttentionPlan, Documents, attend, choose, places
 from aprtrain.network.experts import Experts, choose_experts
 from aprtrain.network.layout import FLOAT32, WEIGHTS, Layout
+from aprtrain.network.recurrence import DeltaNet, causal_conv, delta_rule
 from aprtrain.network.rotation import CosSin, cos_sin_of, inverse_frequencies, rotate
-from aprtrain.network.shape import Latent, Shape
+from aprtrain.network.shape import NO_ATTENTION, Latent, Shape
 
 
 @cache
@@ -80,12 +81,16 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap) if cap else x
 
 
-def _norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, s: Shape) -> Tensor:
-    """RMSNorm (arXiv 1910.07467) or LayerNorm in float32: x / sqrt(mean(x^2) + eps), times the weight."""
+def _unit(x: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps), in float32."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    if s.norm_centred:
-        wide = wide - wide.mean(-1, keepdim=True)
-    unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+
+
+def _norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, s: Shape) -> Tensor:
+    """RMSNorm (arXiv 1910.07467) or LayerNorm in float32, times the weight."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    unit = _unit(wide - wide.mean(-1, keepdim=True) if s.norm_centred else wide, eps)
     if not s.norm_plus_one and not s.norm_centred:
         return weight * unit.to(x.dtype)
     scaled = unit * (weight.to(wide.dtype) + float(s.norm_plus_one))
@@ -96,24 +101,30 @@ def _scaled(x: Tensor, scale: float) -> Tensor:
     return x if scale == 1.0 else x * scale
 
 
+BlockOutput = Tensor | tuple[Tensor, Tensor, Tensor]
+"""The output of a layer [N, T, D]; with its keys and values [N, T, K, E] if later layers use them."""
+
+
 class Block(nn.Module):
     """One layer. Its parameters are those of its layout, those that it does not have are None.
 
     Matrices of experts lie one below the other.
     """
 
-    def __init__(self, shape: Shape, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(self, shape: Shape, layer: int, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.shape = shape
+        self.heads = shape.layer_heads[layer]
+        self.gives_kv = layer in shape.kv_layers[layer + 1 :]
         # A plain function that takes the block: a bound method would be a reference cycle, and outlive the run.
-        self.function: Callable[..., Tensor] = Block.compute
+        self.function: Callable[..., BlockOutput] = Block.compute
         self.fuses = False
         self.balance = 0.0
         self.lora: dict[str, tuple[tuple[int, ...], float]] = {}  # matrix -> rows of its parts, scale
         for name in WEIGHTS:
             self.register_parameter(name, None)
             self.register_parameter(f"{name}_bias", None)
-        _register(self, layout, dtype, device)
+        _register(self, shape.kinds[shape.layer_kinds[layer]], dtype, device)
 
     if TYPE_CHECKING:
 
@@ -128,17 +139,34 @@ class Block(nn.Module):
         fits = not has_bias and len(weight) % 16 == 0 and weight.shape[1] % 8 == 0
         return fits and current().check("quack", products_agree(learns=weight.requires_grad))
 
-    def forward(self, *inputs: object) -> Tensor:
+    def forward(self, *inputs: object) -> BlockOutput:
         """Runs `compute`, possibly compiled."""
         return self.function(self, *inputs)
 
-    def compute(self, x_NTD: Tensor, cos_sin: CosSin | None, plan: AttentionPlan) -> Tensor:
-        """The layer's output [N, T, D]; `cos_sin` is None for a layer without RoPE."""
+    def compute(
+        self,
+        x_NTD: Tensor,
+        cos_sin: CosSin | None,
+        plan: AttentionPlan,
+        per_layer_NTP: Tensor | None = None,
+        kv: tuple[Tensor, Tensor] | None = None,
+    ) -> BlockOutput:
+        """Computes the layer.
+
+        Args:
+            x_NTD: its input.
+            cos_sin: None for a layer without RoPE.
+            plan: its attention kernel.
+            per_layer_NTP: per-layer embeddings of the tokens, for a network that has them.
+            kv: the keys and values of an earlier layer, if it uses those.
+        """
         s = self.shape
         y = self._normed(x_NTD, "attn_norm")
-        q, k, v = self._heads(y, cos_sin) if s.latent is None else self._latent_heads(y, cos_sin, s.latent)
-        mixed = attend(q, k, v, plan, scale=s.attn_scale, softcap=s.attn_softcap, sinks=self.sinks)
-        mixed = self._linear(mixed.flatten(2), "out")
+        if self.conv is None:
+            mixed, kv = self._attended(y, cos_sin, plan, kv)
+        else:
+            mixed = self._convolved(y, plan) if s.delta is None else self._recurrent(y, plan, s.delta)
+        mixed = self._linear(mixed, "out")
         if self.mlp_norm is None and self.mlp_post_norm is None:
             return x_NTD + mixed + self._mlp(y)
         x_NTD = x_NTD + _scaled(self._normed(mixed, "attn_post_norm"), s.residual_scale)
@@ -146,8 +174,13 @@ class Block(nn.Module):
         if self._adds(y):
             add_product(x_NTD, gated_product(y, self.gate_up), self.down)
             return x_NTD
-        y = self._mlp(y)
-        return x_NTD + _scaled(self._normed(y, "mlp_post_norm"), s.residual_scale)
+        y = self._mlp(y) if self.experts_norm is None else self._two_mlps(x_NTD, y)
+        x_NTD = x_NTD + _scaled(self._normed(y, "mlp_post_norm"), s.residual_scale)
+        if per_layer_NTP is not None:
+            gated = self._act(self._linear(x_NTD, "ple_gate")) * per_layer_NTP
+            x_NTD = x_NTD + self._normed(self._linear(gated, "ple_out"), "ple_norm")
+        x_NTD = x_NTD if self.layer_scale is None else x_NTD * self.layer_scale
+        return (x_NTD, *kv) if self.gives_kv and kv is not None else x_NTD
 
     def _adds(self, y: Tensor) -> bool:
         """Whether the last product may add to the residual stream in place."""
@@ -173,20 +206,68 @@ class Block(nn.Module):
             return self._normed(x.flatten(2), name, eps).view_as(x)
         return _norm(x, weight, getattr(self, f"{name}_bias"), s.norm_eps if eps is None else eps, s)
 
-    def _heads(self, y_NTD: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Q [N, T, H, E], K and V [N, T, K, E]."""
-        s = self.shape
-        fused = self._linear(y_NTD, "qkv")
-        heads = fused.view(*fused.shape[:2], -1, s.head_dim)
-        q, k, v = torch.split(heads, [s.n_heads, s.n_kv_heads, s.n_kv_heads], dim=2)
-        if not s.qk_norm_after_rope:
-            q, k = self._normed(q, "q_norm"), self._normed(k, "k_norm")
-        if cos_sin is not None:
-            q, k = rotate(q, cos_sin, s.adjacent), rotate(k, cos_sin, s.adjacent)
-            q = q if cos_sin[2] is None else q * cos_sin[2].to(q.dtype)
-        if s.qk_norm_after_rope:
-            q, k = self._normed(q, "q_norm"), self._normed(k, "k_norm")
-        return q, k, v
+    def _convolved(self, y_NTD: Tensor, plan: AttentionPlan) -> Tensor:
+        """The gated short convolution of LFM2."""
+        before, after, x = self._linear(y_NTD, "conv_in").chunk(3, dim=-1)
+        return after * causal_conv(before * x, self.conv, self.conv_bias, plan)
+
+    def _recurrent(self, y_NTD: Tensor, plan: AttentionPlan, at: DeltaNet) -> Tensor:
+        """A gated delta network: the delta rule of convolved heads, normalized and gated."""
+        qkv, z, beta, a = torch.split(self._linear(y_NTD, "qkv"), [*at.widths], -1)
+        wide = torch.promote_types(y_NTD.dtype, torch.float32)
+        qkv = functional.silu(causal_conv(qkv, self.conv, self.conv_bias, plan)).to(wide)
+        q, k, v = torch.split(qkv, [*[at.k_heads * at.k_dim] * 2, at.v_heads * at.v_dim], -1)
+        # Unit vectors, queries scaled by 1 / sqrt(k_dim): x / |x| is x / rms(x) / sqrt(k_dim).
+        q, k = (_unit(x.view(*x.shape[:2], at.k_heads, -1), 1e-6 / at.k_dim) for x in (q, k))
+        q, k = (x.repeat_interleave(at.v_heads // at.k_heads, 2) for x in (q / at.k_dim, k * at.k_dim**-0.5))
+        v = v.view(*v.shape[:2], at.v_heads, -1)
+        decay = -self.decay.to(wide).exp() * functional.softplus(a.to(wide) + self.dt_bias)
+        mixed = delta_rule(q, k, v, decay, beta.sigmoid().to(wide), plan)
+        unit: Tensor = _unit(mixed, self.shape.norm_eps).to(y_NTD.dtype)
+        scaled: Tensor = self.delta_norm * unit
+        return scaled.flatten(2) * functional.silu(z)
+
+    def _attended(
+        self, y_NTD: Tensor, cos_sin: CosSin | None, plan: AttentionPlan, kv: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The heads' outputs [N, T, H E], and the keys and values that they used."""
+        s, gate = self.shape, None
+        if s.latent is not None:
+            q, k, v = self._latent_heads(y_NTD, cos_sin, s.latent)
+        else:
+            q, k, v, gate = self._heads(y_NTD, cos_sin, kv)
+        mixed = attend(q, k, v, plan, scale=s.attn_scale, softcap=s.attn_softcap, sinks=self.sinks)
+        return (mixed if gate is None else mixed * torch.sigmoid(gate)).flatten(2), (k, v)
+
+    def _heads(
+        self, y_NTD: Tensor, cos_sin: CosSin | None, kv: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Q [N, T, H, E], K and V [N, T, K, E], which are `kv` if that is given; the gate of each head of Q."""
+        h, fused, gate = self.heads, self._linear(y_NTD, "qkv"), None
+        heads = fused.view(*fused.shape[:2], -1, h.size)
+        n = h.n * (1 + self.shape.attn_gated)
+        q, *own = torch.split(heads, [n, *[h.n_kv] * ((heads.shape[2] - n) // h.n_kv)], dim=2)
+        if self.shape.attn_gated:
+            q, gate = q.view(*q.shape[:2], h.n, 2, h.size).unbind(3)
+        q = self._placed(q, "q_norm", cos_sin)
+        if cos_sin is not None and cos_sin[2] is not None:
+            q = q * cos_sin[2].to(q.dtype)
+        if kv is not None:
+            return q, *kv, gate
+        v = own[-1]  # without a projection of their own, values are the keys
+        return (
+            q,
+            self._placed(own[0], "k_norm", cos_sin),
+            _unit(v, self.shape.norm_eps).to(v.dtype) if self.shape.value_norm else v,
+            gate,
+        )
+
+    def _placed(self, x: Tensor, norm: str, cos_sin: CosSin | None) -> Tensor:
+        """Normalizes and rotates heads of Q or K."""
+        late = self.shape.qk_norm_after_rope
+        x = x if late else self._normed(x, norm)
+        x = x if cos_sin is None else rotate(x, cos_sin, self.shape.adjacent)
+        return self._normed(x, norm) if late else x
 
     def _latent_heads(self, y_NTD: Tensor, cos_sin: CosSin | None, at: Latent) -> tuple[Tensor, Tensor, Tensor]:
         """Q and K [N, T, H, E], V [N, T, H, values of a head]."""
@@ -204,17 +285,26 @@ class Block(nn.Module):
         return q, torch.cat((k_nope, k_rope), -1), v
 
     def _mlp(self, y_NTD: Tensor) -> Tensor:
-        if self.router is None and self.fuses and y_NTD.dtype == torch.bfloat16:
+        if self.router is None:
+            return self._dense(y_NTD)
+        y = self._routed(y_NTD, y_NTD)
+        if self.shared_down is None:
+            return y
+        shared = self._down(self._linear(y_NTD, "shared_gate_up"), "shared_down")
+        return y + (shared if self.shared_gate is None else shared * self._linear(y_NTD, "shared_gate").sigmoid())
+
+    def _dense(self, y_NTD: Tensor) -> Tensor:
+        if self.fuses and y_NTD.dtype == torch.bfloat16:
             if torch.is_grad_enabled():
                 return feed_forward(y_NTD, self.gate_up, self.down)
             return self._linear(gated_product(y_NTD, self.gate_up), "down")
-        if self.router is None:
-            return self._down(self._linear(y_NTD, "gate_up"), "down")
-        assert self.shape.experts is not None
-        y = self._routed(y_NTD.flatten(0, 1), self.shape.experts).view_as(y_NTD)
-        if self.shared_down is None:
-            return y
-        return y + self._down(self._linear(y_NTD, "shared_gate_up"), "shared_down")
+        return self._down(self._linear(y_NTD, "gate_up"), "down")
+
+    def _two_mlps(self, x_NTD: Tensor, y_NTD: Tensor) -> Tensor:
+        """The sum of a dense MLP of `y_NTD` and of experts, each with norms of its own."""
+        scores_NTD = _unit(x_NTD, self.shape.norm_eps).to(x_NTD.dtype) * self.router_scale * x_NTD.shape[-1] ** -0.5
+        routed = self._routed(self._normed(x_NTD, "experts_norm"), scores_NTD)
+        return self._normed(self._dense(y_NTD), "mlp_own_norm") + self._normed(routed, "experts_post_norm")
 
     def _down(self, up: Tensor, name: str) -> Tensor:
         if self.shape.gated and self.shape.act == "silu" and name not in self.lora:
@@ -234,9 +324,15 @@ class Block(nn.Module):
             return functional.silu(x)
         return functional.relu(x).square() if self.shape.act == "relu2" else functional.gelu(x, approximate="tanh")
 
-    def _routed(self, y_SD: Tensor, e: Experts) -> Tensor:
-        """The sum of each token's experts, by one grouped product for all tokens."""
-        weights_SU, chosen_SU = choose_experts(y_SD, self.router, self.router_bias, self.choice_bias, e, self.balance)
+    def _routed(self, y_NTD: Tensor, router_NTD: Tensor) -> Tensor:
+        """The sum of each token's experts, by one grouped product; `router_NTD` is the router's input."""
+        e, y_SD = self.shape.experts, y_NTD.flatten(0, 1)
+        assert e is not None
+        weights_SU, chosen_SU = choose_experts(
+            router_NTD.flatten(0, 1), self.router, self.router_bias, self.choice_bias, e, self.balance
+        )
+        if self.expert_scale is not None:
+            weights_SU = weights_SU * self.expert_scale[chosen_SU]
         order = chosen_SU.flatten().argsort(stable=True)
         expert, token = chosen_SU.flatten()[order], order // e.used
         numbers = torch.arange(e.n, device=y_SD.device)
@@ -249,7 +345,7 @@ class Block(nn.Module):
             up = self._activated(up)
         down = self._grouped(up, "experts_down", expert, ends, e)
         of_token = torch.empty_like(down).index_copy_(0, order, down).view(*chosen_SU.shape, -1)
-        return torch.bmm(weights_SU[:, None].to(down.dtype), of_token)[:, 0]
+        return torch.bmm(weights_SU[:, None].to(down.dtype), of_token)[:, 0].view_as(y_NTD)
 
     def _grouped(self, x_SI: Tensor, name: str, expert_S: Tensor, ends: Tensor, e: Experts) -> Tensor:
         """Multiplies each row by the matrix of its expert; rows are sorted by expert and end at `ends`."""
@@ -261,10 +357,10 @@ class Block(nn.Module):
 class _Compiled:
     """`Block.compute`, compiled; uncompiled from the compiler's first failure on."""
 
-    def __init__(self, compiled: Callable[..., Tensor]) -> None:
+    def __init__(self, compiled: Callable[..., BlockOutput]) -> None:
         self._run = compiled
 
-    def __call__(self, block: Block, *inputs: Any) -> Tensor:
+    def __call__(self, block: Block, *inputs: Any) -> BlockOutput:
         try:
             return self._run(block, *inputs)
         except torch._dynamo.exc.TorchDynamoException:
@@ -293,6 +389,9 @@ class Decoder(nn.Module):
     norm: Tensor
     norm_bias: Tensor | None
     head: Tensor
+    ple_embed: Tensor
+    ple_proj: Tensor
+    ple_proj_norm: Tensor
 
     def __init__(self, shape: Shape, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
         """Parameters are NaN until they are loaded."""
@@ -300,8 +399,9 @@ class Decoder(nn.Module):
         self.shape = shape
         self.lora: LoraSpec | None = None
         self.recompute = "none"
-        self.blocks = nn.ModuleList(Block(shape, shape.kinds[kind], dtype, device) for kind in shape.layer_kinds)
-        self.register_parameter("norm_bias", None)
+        self.blocks = nn.ModuleList(Block(shape, layer, dtype, device) for layer in range(shape.n_layers))
+        for name in ("norm_bias", "ple_embed", "ple_proj", "ple_proj_norm"):
+            self.register_parameter(name, None)
         _register(self, shape.outer, dtype, device)
         self._on_device: list[Tensor] = []
         # Multiplied in the network's dtype, by a scale rounded to that dtype.
@@ -331,9 +431,35 @@ class Decoder(nn.Module):
         frequencies = self.frequencies(tokens_NT.device)
         tables = [cos_sin_of(*each, positions_NT, lengths_NT) for each in zip(s.ropes, frequencies, strict=True)]
         plans = self.plan_attention(tokens_NT, documents, number_NT, x_NTD.dtype)
-        for block, window, rope in zip(self.blocks, s.windows, s.layer_ropes, strict=True):
-            x_NTD = self.run_block(block, x_NTD, tables[rope] if rope >= 0 else None, plans[window])
-        return self.final_norm(x_NTD)
+        plans[NO_ATTENTION] = AttentionPlan("none", positions_NT=positions_NT)
+        return self.final_norm(self.run_blocks(x_NTD, tokens_NT, tables, [plans[window] for window in s.windows]))
+
+    def run_blocks(
+        self, x_NTD: Tensor, tokens_NT: Tensor, tables: Sequence[CosSin], plans: Sequence[AttentionPlan]
+    ) -> Tensor:
+        """The last layer's output for the first one's input, with a table for each of `shape.ropes`."""
+        s, given = self.shape, dict[int, tuple[Tensor, Tensor]]()
+        per_layer_NTLP = self._per_layer(x_NTD, tokens_NT) if s.per_layer_width else None
+        for n, (block, rope, plan) in enumerate(zip(self.blocks, s.layer_ropes, plans, strict=True)):
+            extra = None if per_layer_NTLP is None else per_layer_NTLP[:, :, n]
+            kv = given.get(s.kv_layers[n])
+            out = self.run_block(block, x_NTD, tables[rope] if rope >= 0 else None, plan, extra, kv)
+            if isinstance(out, tuple):
+                x_NTD, k, v = out
+                given[n] = k, v
+            else:
+                x_NTD = out
+        return x_NTD
+
+    def _per_layer(self, x_NTD: Tensor, tokens_NT: Tensor) -> Tensor:
+        """The per-layer embeddings of the tokens and of the first layer's input [N, T, L, P]."""
+        s, rows = self.shape, len(self.ple_embed)
+        known_NT = tokens_NT if rows >= s.vocab_rows else tokens_NT.where(tokens_NT < rows, 0)
+        size = s.per_layer_width
+        own = self.look_up(known_NT, "ple_embed") * float(torch.tensor(size**0.5, dtype=x_NTD.dtype))
+        of_input = functional.linear(x_NTD, self.ple_proj) * s.d_model**-0.5
+        of_input = _norm(of_input.unflatten(-1, (s.n_layers, size)), self.ple_proj_norm, None, s.norm_eps, s)
+        return (of_input + own.view_as(of_input)) * 2**-0.5
 
     def embed_tokens(self, tokens_NT: Tensor) -> Tensor:
         """Input of the first layer [N, T, D]."""
@@ -353,10 +479,9 @@ class Decoder(nn.Module):
         plans = {
             window: choose(
                 tokens_NT, documents, number_NT,
-                window=window, written=bool(s.attn_softcap), sinks=s.has("sinks"),
-                heads=(s.n_heads, s.n_kv_heads, s.head_dim), dtype=dtype,
+                window=window, written=bool(s.attn_softcap), sinks=s.has("sinks"), heads=heads, dtype=dtype,
             )
-            for window in dict.fromkeys(s.windows)
+            for window, heads in dict(zip(s.windows, s.layer_heads, strict=True)).items() if window != NO_ATTENTION
         }  # fmt: skip
         if torch.is_grad_enabled() or not self.trains:  # a student's evaluation uses other kernels
             kinds = dict.fromkeys(plan.kind for plan in plans.values())
@@ -380,9 +505,9 @@ class Decoder(nn.Module):
             blocks = [block for block in self.blocks if isinstance(block, Block)]
             current().use("gated", label_of("quack") if any(b.fuses for b in blocks) else "torch", self.role)
 
-    def look_up(self, tokens_NT: Tensor) -> Tensor:
-        """Rows of the embedding [N, T, D]."""
-        return functional.embedding(tokens_NT, self.embed)
+    def look_up(self, tokens_NT: Tensor, name: str = "embed") -> Tensor:
+        """Rows of an embedding [N, T, its width]."""
+        return functional.embedding(tokens_NT, self.get_parameter(name))
 
     def frequencies(self, device: torch.device) -> list[Tensor]:
         """The inverse frequencies of each RoPE, cached on the device: a copy per call would wait for the GPU."""
@@ -390,11 +515,10 @@ class Decoder(nn.Module):
             self._on_device = [inverse_frequencies(kind, device) for kind in self.shape.ropes]
         return self._on_device
 
-    def run_block(self, block: nn.Module, *inputs: object) -> Tensor:
+    def run_block(self, block: nn.Module, *inputs: object) -> BlockOutput:
         """The output of a block for the `inputs` of `Block.compute`."""
         again = self.recompute == "block" and torch.is_grad_enabled()
-        out = checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)
-        assert isinstance(out, Tensor)
+        out: BlockOutput = checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)
         return out
 
     def logits(self, hidden_NTD: Tensor) -> Tensor:

@@ -36,14 +36,21 @@ Layout = tuple[tuple[str, tuple[CheckpointRows, ...]], ...]
 
 # GGUF name without layer and suffix -> parameter; matrices with the same input are fused.
 _PARAMETERS = {
-    "token_embd": "embed", "output_norm": "norm", "output": "head",
+    "token_embd": "embed", "output_norm": "norm", "token_embd_norm": "norm", "output": "head",
     "attn_norm": "attn_norm", "attn_q": "qkv", "attn_k": "qkv", "attn_v": "qkv", "attn_qkv": "qkv",
     "attn_q_norm": "q_norm", "attn_k_norm": "k_norm", "attn_sinks": "sinks", "attn_output": "out",
     "attn_q_a": "q_a", "attn_q_a_norm": "q_a_norm", "attn_q_b": "q_b",
+    "shortconv.in_proj": "conv_in", "shortconv.conv": "conv", "shortconv.out_proj": "out",
+    "attn_gate": "qkv", "ssm_beta": "qkv", "ssm_alpha": "qkv", "ssm_a": "decay", "ssm_dt": "dt", "ssm_conv1d": "conv",
+    "ssm_norm": "delta_norm", "ssm_out": "out", "ffn_gate_inp_shexp": "shared_gate",
     "attn_kv_a_mqa": "kv_a", "attn_kv_a_norm": "kv_a_norm", "attn_k_b": "kv_b",
     "post_attention_norm": "attn_post_norm", "ffn_norm": "mlp_norm", "post_ffw_norm": "mlp_post_norm",
     "ffn_gate": "gate_up", "ffn_up": "gate_up", "ffn_down": "down",
     "ffn_gate_inp": "router", "exp_probs_b": "choice",
+    "ffn_gate_inp.scale": "router_scale", "ffn_down_exps.scale": "expert_scale", "pre_ffw_norm_2": "experts_norm",
+    "post_ffw_norm_1": "mlp_own_norm", "post_ffw_norm_2": "experts_post_norm", "ffn_gate_up_exps": "experts_gate_up",
+    "per_layer_token_embd": "ple_embed", "per_layer_model_proj": "ple_proj", "per_layer_proj_norm": "ple_proj_norm",
+    "inp_gate": "ple_gate", "proj": "ple_out", "post_norm": "ple_norm", "layer_output_scale": "layer_scale",
     "ffn_gate_exps": "experts_gate_up", "ffn_up_exps": "experts_gate_up", "ffn_down_exps": "experts_down",
     "ffn_gate_shexp": "shared_gate_up", "ffn_up_shexp": "shared_gate_up", "ffn_down_shexp": "shared_down",
 }  # fmt: skip
@@ -64,14 +71,15 @@ def layout_of(h: Hyperparams, row: Architecture, layer: int | None, present: Col
     """
     sizes, found = sizes_of(h, layer), dict[str, list[tuple[int, CheckpointRows]]]()
     for t in _rows(h, row, layer, present):
-        stem, _, ending = t.gguf[0].removeprefix("blk.{n}.").rpartition(".")
+        name = t.gguf[0].removeprefix("blk.{n}.").removesuffix(".weight")
+        stem, is_bias = name.removesuffix(".bias"), name.endswith(".bias")
         if stem not in _PARAMETERS:
             raise UnsupportedError(f"unsupported tensors of a {row.id}: {t.hf[0]}")
         axes = tuple(dims_of(t.dims[0]))
         size = tuple(evaluate(axis, sizes) or 0 for axis in axes)
         if 0 in size:
             raise RefusedError(f"the model lacks {axes[size.index(0)]}", tensor=t.hf[0])
-        parts = found.setdefault(_PARAMETERS[stem] + ("_bias" if ending == "bias" else ""), [])
+        parts = found.setdefault(_PARAMETERS[stem] + ("_bias" if is_bias else ""), [])
         for expert in _experts(t, sizes):
             parts.append((expert, CheckpointRows(t.hf[0].replace("{e}", str(expert)), size, axes)))
     if "kv_a" in found and "qkv" in found:

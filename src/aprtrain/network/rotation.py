@@ -34,7 +34,7 @@ class Rope:
     context: int = 1
 
 
-_SCALINGS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
+_SCALINGS = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
 
 
 def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object], dim: int) -> Rope:
@@ -53,7 +53,11 @@ def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object], dim: in
     # Computed in float32 as in transformers, so that angles at long positions are equal.
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
     inv_freq, factor, long = 1.0 / (theta**exponents), 1.0, ()
-    if kind == "linear":
+    if kind == "proportional":  # the first pairs only; the others have the frequency 0
+        part = as_float(h.extra.get("partial_rotary_factor"), "partial_rotary_factor")
+        n_rotated = int((1.0 if part is None else part) * dim // 2)
+        inv_freq = inv_freq / (_number(scaling, "factor", 1.0) or 1.0) * (torch.arange(dim // 2) < n_rotated)
+    elif kind == "linear":
         inv_freq = inv_freq / _number(scaling, "factor", 1.0)
     elif kind == "llama3":
         factors = rope_factors.llama3_factors(theta, dim, scaling, h.max_position_embeddings)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from aprfmt.arch import rope
 from aprfmt.arch.fields import as_float, as_int
@@ -17,7 +18,19 @@ from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
 from aprfmt.types import Json
 from aprtrain.network.experts import Experts, experts_of
 from aprtrain.network.layout import Layout, layout_of
+from aprtrain.network.recurrence import DeltaNet
 from aprtrain.network.rotation import Rope, rope_of, yarn_scale
+
+NO_ATTENTION = -1
+"""The window of a layer without attention."""
+
+
+class Heads(NamedTuple):
+    """The heads of a layer: of queries, of keys and values, and their size."""
+
+    n: int
+    n_kv: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +69,19 @@ class Shape:
         qk_norm_after_rope: whether Q and K are normalized after the rotation.
         attn_scale: factor of attention scores. attn_softcap, logit_softcap: c of c tanh(x / c) over scores and logits;
         0 for none.
-        windows: sliding window of each layer, including the current position; 0 for full attention.
+        windows: sliding window of each layer, including the current position; 0 for full attention, NO_ATTENTION for
+            none.
         ropes: the distinct rotations.
         layer_ropes: index into `ropes` of each layer; -1 for a layer without rotation.
         adjacent: whether pairs are adjacent dimensions. experts, latent: see there; None for none.
         outer: the parameters outside of layers.
         kinds: parameters of a layer, for each layer kind.
         layer_kinds: index into `kinds` of each layer.
+        layer_heads: the heads of each layer.
+        kv_layers: the layer whose keys and values each layer uses: itself, or an earlier one.
+        value_norm: whether values are normalized, without a weight.
+        attn_gated: whether a gate follows each head of Q, for its output.
+        delta: sizes of layers with the delta rule; None for none.
     """
 
     architecture: str
@@ -95,16 +114,21 @@ class Shape:
     outer: Layout
     kinds: tuple[Layout, ...]
     layer_kinds: tuple[int, ...]
+    layer_heads: tuple[Heads, ...]
+    kv_layers: tuple[int, ...]
+    value_norm: bool
+    attn_gated: bool
+    delta: DeltaNet | None
 
     @property
     def q_rows(self) -> int:
-        """Rows of the query projection."""
-        return self.n_heads * self.head_dim
+        """Rows of the query projection, of the largest layer."""
+        return max(heads.n * heads.size for heads in self.layer_heads)
 
     @property
     def kv_rows(self) -> int:
-        """Rows of the key projection, and of the value projection."""
-        return self.n_kv_heads * self.head_dim
+        """Rows of the key projection, and of the value projection, of the largest layer."""
+        return max(heads.n_kv * heads.size for heads in self.layer_heads)
 
     @property
     def n_params(self) -> int:
@@ -124,6 +148,16 @@ class Shape:
         return sum(_elements(self.kinds[kind], share) for kind in self.layer_kinds)
 
     @property
+    def n_embed_params(self) -> int:
+        """Elements of the embeddings: of tokens, and of tokens per layer."""
+        return sum(prod(part.size) for name, parts in self.outer if "embed" in name for part in parts)
+
+    @property
+    def per_layer_width(self) -> int:
+        """Width of the per-layer embeddings; 0 without them."""
+        return next((parts[0].size[0] for name, parts in self.outer if name == "ple_proj_norm"), 0)
+
+    @property
     def mlp_values(self) -> int:
         """Values per token between the two products of an MLP, including gate and up.
 
@@ -131,6 +165,23 @@ class Shape:
         """
         e = self.experts
         return max(3 * self.d_ffn, 3 * e.used * (e.width + self.d_model) if e is not None else 0)
+
+    @property
+    def recurrent_values(self) -> int:
+        """Values per token of a layer without attention, where one in float32 counts twice."""
+        convs = [part.size for layout in self.kinds for name, parts in layout if name == "conv" for part in parts]
+        conv = max((size[0] * (4 + 2 * size[-1]) for size in convs), default=0)
+        return conv + (self.delta.n_values if self.delta is not None else 0)
+
+    @property
+    def cached_values(self) -> int:
+        """Values per token and layer that generation caches, of the largest layer."""
+        return 2 * (self.q_rows if self.latent else self.kv_rows)
+
+    @property
+    def state_values(self) -> int:
+        """Values per layer of the delta rule's state."""
+        return self.delta.v_heads * self.delta.k_dim * self.delta.v_dim if self.delta is not None else 0
 
     def has(self, parameter: str) -> bool:
         """Whether some layer has this parameter."""
@@ -143,28 +194,31 @@ def _elements(layout: Layout, share: float) -> int:
 
 
 _ROOT, _PARTIAL, _LOCAL, _MIXED, _LATE, _ROUTED = "root", "partial", "local", "mixed", "late", "routed"
+_UNIT = "unit"
 
 FAMILIES: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(
         ("llama", "mistral", "ministral", "ministral3", "smollm3", "qwen2", "qwen3", "seed_oss", "granite", "olmo2",
-         "olmo3", "arcee", "ernie4_5", "starcoder2", "cohere", "jais2"), frozenset(),
+         "olmo3", "arcee", "ernie4_5", "starcoder2", "cohere", "jais2", "lfm2"), frozenset(),
     ),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), frozenset((_ROOT,))),
-    **dict.fromkeys(("phi3", "glm", "glm4", "nemotron"), frozenset((_PARTIAL,))),
+    **dict.fromkeys(("phi3", "glm", "glm4", "nemotron", "qwen3_5_text"), frozenset((_PARTIAL,))),
     "cohere2": frozenset((_LOCAL,)),
     "exaone4": frozenset((_MIXED,)),
     "hunyuan_v1_dense": frozenset((_LATE,)),
     **dict.fromkeys(
         ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "olmoe", "granitemoe", "ernie4_5_moe",
-         "dots1", "mellum"), frozenset((_ROUTED,)),
+         "dots1", "mellum", "lfm2_moe"), frozenset((_ROUTED,)),
     ),
-    **dict.fromkeys(("glm4_moe", "minimax_m2"), frozenset((_ROUTED, _PARTIAL))),
+    **dict.fromkeys(("glm4_moe", "minimax_m2", "qwen3_5_moe_text"), frozenset((_ROUTED, _PARTIAL))),
     "hunyuan_v1_moe": frozenset((_ROUTED, _LATE)),
     "exaone_moe": frozenset((_ROUTED, _MIXED)),
+    "gemma4_text": frozenset((_ROUTED, _ROOT, _UNIT)),
 }  # fmt: skip
 """Supported rows, and what neither their tensors nor their keys state: `root`, embeddings are multiplied by the square
 root of the width; `partial`, heads may be partially rotated; `local`, only sliding-window layers are rotated; `mixed`,
-the same if the network has a window; `late`, heads are normalized after the rotation; `routed`, experts.
+the same if the network has a window; `late`, heads are normalized after the rotation; `routed`, experts, if the
+config does not turn them off; `unit`, values are normalized, and scores not scaled.
 """
 
 _ACTIVATIONS = {
@@ -188,7 +242,7 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
     if h.rms_norm_eps is None:
         raise RefusedError("the model lacks rms_norm_eps", hint="set it first: apr stamp FILE --set rms_norm_eps=VALUE")
     for feature in ("use_bidirectional_attention", "clip_qkv"):
-        if h.extra.get(feature):
+        if h.extra.get(feature) not in (None, False, "vision"):
             raise UnsupportedError(f"{feature} of a {row.id} is not supported for training")
     outer = layout_of(h, row, None, present)
     if "head_bias" in dict(outer):
@@ -200,7 +254,11 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
     latent = _latent(h) if any(name == "kv_a" for name, _ in kinds[0]) else None
     if latent is not None:
         sizes |= {"head_dim": latent.nope_dim + latent.rope_dim, "n_kv_heads": sizes["n_heads"]}
-    windows, ropes, layer_ropes = _layers(h, row, sizes["n_layers"], latent)
+    if wide := [part.size[-1] for kind in kinds for name, parts in kind if name == "down" for part in parts]:
+        sizes["d_ffn"] = max(wide)
+    heads = Heads(sizes["n_heads"], sizes["n_kv_heads"], sizes["head_dim"])
+    full = _full_heads(h, heads)
+    windows, ropes, layer_ropes = _layers(h, row, full.size, latent)
     query = next(t for t in row.tensors if t.gguf[:1] in (("blk.{n}.attn_q.weight",), ("blk.{n}.attn_qkv.weight",)))
     return Shape(
         architecture=row.id,
@@ -215,19 +273,45 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
         act=_activation(h, row),
         gated=any("ffn_gate" in name or t.dims == ("2*ffn,hidden",) for t in row.tensors for name in t.gguf),
         qk_norm_after_rope=_LATE in words,
-        attn_scale=_attn_scale(h, sizes["head_dim"], latent),
+        attn_scale=1.0 if _UNIT in words else _attn_scale(h, sizes["head_dim"], latent),
         attn_softcap=as_float(h.extra.get("attn_logit_softcapping"), "attn_logit_softcapping") or 0.0,
         logit_softcap=as_float(h.extra.get("final_logit_softcapping"), "final_logit_softcapping") or 0.0,
         windows=windows,
         ropes=ropes,
         layer_ropes=layer_ropes,
         adjacent=row.rope_type == 0 and not query.order and h.extra.get("rope_interleave") is not False,
-        experts=experts_of(h, row) if _ROUTED in words else None,
+        experts=experts_of(h, row) if any(name == "router" for kind in kinds for name, _ in kind) else None,
         latent=latent,
         outer=outer,
         kinds=kinds,
         layer_kinds=tuple(kinds.index(layout) for layout in layers),
+        layer_heads=tuple(heads if window else full for window in windows),
+        kv_layers=_kv_layers(h, sizes["n_layers"]),
+        value_norm=_UNIT in words,
+        attn_gated=query.dims == ("2*q,hidden",),
+        delta=_delta(h) if any(name == "decay" for kind in kinds for name, _ in kind) else None,
     )
+
+
+def _full_heads(h: Hyperparams, heads: Heads) -> Heads:
+    """The heads of layers with full attention."""
+    found = (as_int(h.extra.get(key), key) for key in ("num_global_key_value_heads", "global_head_dim"))
+    n_kv, size = (given or usual for given, usual in zip(found, heads[1:], strict=True))
+    return Heads(heads.n, n_kv, size)
+
+
+def _kv_layers(h: Hyperparams, n_layers: int) -> tuple[int, ...]:
+    """The last layers use keys and values of the last earlier layer of the same type."""
+    stated = h.extra.get("layer_types")
+    kinds = stated if isinstance(stated, list) else []
+    first = n_layers - (as_int(h.extra.get("num_kv_shared_layers"), "num_kv_shared_layers") or 0)
+    found = list(range(n_layers))
+    for n in range(first, n_layers):
+        own = [m for m in range(first) if kinds[m : m + 1] == kinds[n : n + 1]]
+        if not own:
+            raise CorruptError(f"no earlier layer has keys and values for layer {n}")
+        found[n] = own[-1]
+    return tuple(found)
 
 
 def _factor(h: Hyperparams, key: str) -> float:
@@ -250,6 +334,14 @@ def _latent(h: Hyperparams) -> Latent:
     return Latent(*(as_int(h.extra.get(key), key) or 0 for key in keys))
 
 
+def _delta(h: Hyperparams) -> DeltaNet:
+    keys = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+    found = DeltaNet(*(as_int(h.extra.get(key), key) or 0 for key in keys))
+    if found.v_heads % found.k_heads:
+        raise CorruptError(f"{found.v_heads} heads of values cannot share {found.k_heads} heads of keys")
+    return found
+
+
 _SIZES = {
     "n_layers": "num_layers",
     "d_model": "hidden_size",
@@ -263,6 +355,7 @@ _SIZES = {
 
 def _sizes(h: Hyperparams) -> dict[str, int]:
     found: dict[str, int] = {name: getattr(h, field) for name, field in _SIZES.items()}
+    found["d_ffn"] = found["d_ffn"] or h.moe_intermediate_size or 0  # a network may have no dense layer
     missing = [_SIZES[name] for name, value in found.items() if not value]
     if missing:
         raise RefusedError(
@@ -277,7 +370,7 @@ def _sizes(h: Hyperparams) -> dict[str, int]:
 def _activation(h: Hyperparams, row: Architecture) -> str:
     constants = {key.hf[0]: key.constant for key in row.keys if key.hf}
     name = "hidden_activation" if "hidden_activation" in constants else "hidden_act"
-    word = h.extra.get(name) or constants.get(name) or row.defaults.get("", {}).get(name)
+    word = h.extra.get(name) or constants.get(name) or row.defaults.get("", {}).get(name, "silu")  # LFM2 has no key
     if word not in _ACTIVATIONS:
         raise UnsupportedError(
             f"activation {word!r:.40} is not supported for training", hint=f"supported: {', '.join(_ACTIVATIONS)}"
@@ -285,33 +378,41 @@ def _activation(h: Hyperparams, row: Architecture) -> str:
     return _ACTIVATIONS[str(word)]
 
 
+_RECURRENT = ("conv", "linear_attention")
+"""Types of layers without attention."""
+
+
 def _layers(
-    h: Hyperparams, row: Architecture, n_layers: int, latent: Latent | None
+    h: Hyperparams, row: Architecture, head_dim: int, latent: Latent | None
 ) -> tuple[tuple[int, ...], tuple[Rope, ...], tuple[int, ...]]:
-    """(windows, ropes, index of a rope of each layer)."""
-    kinds = h.extra.get("layer_types")
+    """(windows, ropes, index of a rope of each layer); `head_dim` is that of full attention."""
+    kinds, n_layers, scaling = h.extra.get("layer_types"), h.num_layers or 0, scaling_of(h)
     has_window = any("sliding_window" in key.hf for key in row.keys)
     window = (active_window(h) or 0) if has_window else 0
     if not isinstance(kinds, list):
         kinds = ["sliding_attention" if window else "full_attention"] * n_layers
-    if len(kinds) < n_layers or set(kinds) - {"sliding_attention", "full_attention"}:
+    if len(kinds) < n_layers or set(kinds) - {"sliding_attention", "full_attention", *_RECURRENT}:
         raise UnsupportedError(f"layers of type {sorted(set(map(str, kinds)))} are not supported for training")
     sliding = [kind == "sliding_attention" for kind in kinds[:n_layers]]
     words, dim = FAMILIES[row.id], latent.rope_dim if latent is not None else rope.rotary_dim(h) or 0
-    if dim % 2 or dim < 2 or (latent is None and dim != h.head_dim and _PARTIAL not in words):
-        raise UnsupportedError(f"partial RoPE on heads of {h.head_dim} values is not supported for training")
-    ropes = [rope_of(h, h.rope_theta or DEFAULT_THETA, scaling_of(h), dim)]
+    if is_proportional := scaling.get("rope_type") == "proportional":
+        dim = head_dim
+    if dim % 2 or dim < 2 or (latent is None and dim != head_dim and _PARTIAL not in words):
+        raise UnsupportedError(f"partial RoPE on heads of {head_dim} values is not supported for training")
+    ropes = [rope_of(h, h.rope_theta or DEFAULT_THETA, scaling, dim)]
     local = _mapping(_mapping(h.extra.get("rope_layers")).get("sliding_attention"))
     if local and row.nested_rope:
         rest = {key: value for key, value in local.items() if key != "rope_theta"}
-        ropes.append(rope_of(h, as_float(local.get("rope_theta"), "rope_theta") or DEFAULT_THETA, rest, dim))
+        theta, size = as_float(local.get("rope_theta"), "rope_theta"), h.head_dim if is_proportional else dim
+        ropes.append(rope_of(h, theta or DEFAULT_THETA, rest, size or dim))
     layer_ropes = [len(ropes) - 1 if slides else 0 for slides in sliding]
     rotated = h.extra.get("no_rope_layers")
     if _LOCAL in words or (_MIXED in words and window):
         rotated = [slides and window > 0 for slides in sliding]
     if isinstance(rotated, list) and len(rotated) >= n_layers:  # 1 where a layer is rotated, despite the name
         layer_ropes = [index if rotated[i] else -1 for i, index in enumerate(layer_ropes)]
-    return tuple(window if slides else 0 for slides in sliding), tuple(ropes), tuple(layer_ropes)
+    spans = {"sliding_attention": window, **dict.fromkeys(_RECURRENT, NO_ATTENTION)}
+    return tuple(spans.get(str(kind), 0) for kind in kinds[:n_layers]), tuple(ropes), tuple(layer_ropes)
 
 
 def _mapping(value: object) -> Mapping[str, Json]:

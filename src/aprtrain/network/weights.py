@@ -16,9 +16,9 @@ from torch import Tensor
 
 import aprfmt
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.names import matches
+from aprfmt.arch.names import Match, matches
 from aprfmt.arch.rope import FREQS, scaling_of
-from aprfmt.arch.row import Architecture
+from aprfmt.arch.row import OPTIONAL, Architecture
 from aprfmt.canonical.checks import check_before_writing
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import AS_VALUES
@@ -112,10 +112,18 @@ def network_of(c: Canonical) -> NetworkSource:
             hint="a sharded model needs all its shards",
         )  # fmt: skip
     for name in tensors.keys() - hf_names(shape).keys():
-        if any(m.layer is None or m.layer < shape.n_layers for m in matches(c.arch, name, "hf")):
+        if (found := matches(c.arch, name, "hf")) and not _is_unused(shape, found):
             raise UnsupportedError("the network has an unsupported tensor", path=path, tensor=name)
     _check_frequencies(c)
     return NetworkSource(path, None, c.arch, shape, c.hparams, c.tokenizer, tensors)
+
+
+def _is_unused(shape: Shape, found: list[Match]) -> bool:
+    """Whether a tensor belongs to an MTP layer, or is a key or value of a layer that uses those of another."""
+    layer = found[0].layer
+    if layer is None or layer >= shape.n_layers:
+        return layer is not None
+    return shape.kv_layers[layer] != layer and any(match.row.need == OPTIONAL for match in found)
 
 
 def _check_frequencies(c: Canonical) -> None:

@@ -44,7 +44,7 @@ class UpdateRule:
         accumulate: (gradient, states, number of the update from 1, settings) -> (direction, new states). Tensors are
             float32, elementwise, and of any shape: parts of a weight or of several.
         orient: (direction of a matrix [rows, columns], or of matrices [..., rows, columns]) -> final direction. Such a
-            rule updates the matrices of layers; embeddings, the output head and vectors get AdamW.
+            rule updates the matrices of layers; embeddings, the output head, convolutions and vectors get AdamW.
     """
 
     states: tuple[str, ...]
@@ -52,8 +52,8 @@ class UpdateRule:
     orient: Callable[[Tensor], Tensor] | None = None
 
     def of(self, name: str, shape: Sequence[int]) -> UpdateRule:
-        """The rule of a parameter: if this one needs matrices, AdamW for embeddings, the output head and vectors."""
-        is_matrix = len(shape) > 1 and name not in _OUTER
+        """The rule of a parameter: if this one needs matrices, AdamW for all others."""
+        is_matrix = len(shape) > 1 and name.rpartition(".")[2] not in _NO_MATRICES
         return self if self.orient is None or is_matrix else ADAMW
 
     def kinds(self, name: str, shape: Sequence[int]) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class UpdateRule:
         return ("master", *self.of(name, shape).states)
 
 
-_OUTER = ("embed", "head")
+_NO_MATRICES = ("embed", "ple_embed", "head", "conv")
 
 
 def _adamw(

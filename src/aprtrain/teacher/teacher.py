@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import MissingDependencyError, RefusedError
 from aprfmt.text import format_bytes
@@ -28,7 +29,7 @@ from aprtrain.features import TABLE, current, importable
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
 from aprtrain.kernels.fp8 import Fp8Weight, fits, quantize_weight
 from aprtrain.network.attention import Documents
-from aprtrain.network.decoder import Decoder, head_name, hf_parts, soft_cap
+from aprtrain.network.decoder import BlockOutput, Decoder, head_name, hf_parts, soft_cap
 from aprtrain.network.layout import FLOAT32
 from aprtrain.network.shape import Shape
 from aprtrain.network.weights import (
@@ -58,7 +59,7 @@ def _decode_rows(blocks: Blocks) -> Iterator[Tensor]:
 class BlocksDecoder(Decoder):
     """A frozen Decoder in bf16 that keeps Q4_K, Q6_K and Q8_0 matrices as blocks.
 
-    The matrices of all layers share one buffer of a layer's size: parameters are views of it, and before a layer runs
+    Matrices of one shape share one buffer for all layers: parameters are views of it, and before a layer runs
     its blocks are dequantized into them, on the same stream. So a layer sees exactly the values of a bf16 network. A
     fused matrix stays in blocks only if all its parts can.
 
@@ -75,7 +76,7 @@ class BlocksDecoder(Decoder):
         self._targets: dict[nn.Module, list[tuple[Blocks, Tensor]]] = {block: [] for block in self.blocks}
         others: Counter[str] = Counter()
         for parameter, tensors in network.by_parameter():
-            if all(map(keeps_blocks, tensors)):
+            if _stays(parameter, tensors):
                 self.stored[parameter] = tuple(upload_blocks(tensor, device) for tensor in tensors)
                 for tensor, blocks in zip(tensors, self.stored[parameter], strict=True):
                     check_values(network, tensor.name, _decode_rows(blocks))
@@ -100,14 +101,15 @@ class BlocksDecoder(Decoder):
         self.get_submodule(owner).register_parameter(name, nn.Parameter(value, requires_grad=False))
 
     def _share_scratch(self, device: torch.device) -> None:
-        scratch: dict[str, Tensor] = {}
+        scratch: dict[tuple[str, torch.Size], Tensor] = {}
         for parameter, parts in self.stored.items():
             if not parameter.startswith("blocks."):
                 continue
             owner, _, name = parameter.rpartition(".")
-            if name not in scratch:
-                scratch[name] = torch.empty_like(self.get_parameter(parameter), device=device)
-            target = scratch[name].detach()
+            like = self.get_parameter(parameter)
+            if (key := (name, like.shape)) not in scratch:
+                scratch[key] = torch.empty_like(like, device=device)
+            target = scratch[key].detach()
             self._put(parameter, target)
             first = 0
             for part in parts:
@@ -127,11 +129,11 @@ class BlocksDecoder(Decoder):
         blocks = some_rows(parts[0], 0, n)
         return decode(blocks, torch.empty(blocks.shape, dtype=torch.bfloat16, device=blocks.stored_B.device))
 
-    def look_up(self, tokens_NT: Tensor) -> Tensor:
-        """Rows of the embedding [N, T, D], dequantized one by one if it is in blocks."""
-        parts = self.stored.get("embed")
+    def look_up(self, tokens_NT: Tensor, name: str = "embed") -> Tensor:
+        """Rows of an embedding [N, T, its width], dequantized one by one if it is in blocks."""
+        parts = self.stored.get(name)
         if parts is None:
-            return super().look_up(tokens_NT)
+            return super().look_up(tokens_NT, name)
         return pick_rows(parts[0], tokens_NT.reshape(-1)).view(*tokens_NT.shape, -1)
 
     def whole(self, parameter: str) -> Tensor:
@@ -142,22 +144,26 @@ class BlocksDecoder(Decoder):
         rows = [torch.empty(p.shape, dtype=torch.bfloat16, device=p.stored_B.device) for p in parts]
         return torch.cat([decode(part, out) for part, out in zip(parts, rows, strict=True)])
 
-    def run_block(self, block: nn.Module, *inputs: object) -> Tensor:
+    def run_block(self, block: nn.Module, *inputs: object) -> BlockOutput:
         """The block's output, its blocks decoded first."""
         if not torch.is_grad_enabled():
             return self._decoded(block, *inputs)
         # The next layer takes the scratch: the backward pass decodes again, and runs the layer again.
-        out = checkpoint(self._decoded, block, *inputs, use_reentrant=False)
-        assert isinstance(out, Tensor)
+        out: BlockOutput = checkpoint(self._decoded, block, *inputs, use_reentrant=False)
         return out
 
-    def _decoded(self, block: nn.Module, *inputs: object) -> Tensor:
+    def _decoded(self, block: nn.Module, *inputs: object) -> BlockOutput:
         with torch.no_grad():
             for blocks, target in self._targets[block]:
                 decode(blocks, target)
-        out = block(*inputs)
-        assert isinstance(out, Tensor)
+        out: BlockOutput = block(*inputs)
         return out
+
+
+def _stays(parameter: str, tensors: Sequence[CanonicalTensor]) -> bool:
+    """Whether a parameter stays in blocks: of those outside of layers, the embeddings and the head."""
+    in_use = parameter.startswith("blocks.") or parameter in ("embed", "ple_embed", "head")
+    return in_use and all(map(keeps_blocks, tensors))
 
 
 # --- products in e4m3 ---
@@ -444,13 +450,13 @@ def compared_bytes(network: NetworkSource) -> int:
 
 def estimate_bytes(network: NetworkSource, residency: str) -> int:
     """Bytes that a Teacher occupies between batches, from the file's index alone; fp8 as if all parts pass."""
-    total, scratch = 0, dict[str, int]()
+    total, scratch = 0, dict[tuple[str, int, int], int]()
     for parameter, tensors in network.by_parameter():
         rows, values = sum(t.shape[0] for t in tensors), sum(prod(t.shape) for t in tensors)
-        if residency == "q4k" and all(map(keeps_blocks, tensors)):
+        if residency == "q4k" and _stays(parameter, tensors):
             total += sum(t.n_bytes for t in tensors)
             if parameter.startswith("blocks."):
-                scratch[parameter.rpartition(".")[2]] = 2 * values
+                scratch[parameter.rpartition(".")[2], rows, values] = 2 * values
         elif residency == "fp8" and becomes_fp8(network.shape, parameter, rows, values // rows):
             total += values + 4 * rows
         else:

@@ -81,12 +81,12 @@ def test_singular_values_become_alike(shape: tuple[int, ...]) -> None:
     assert float(size.max()) < 1.3
 
 
-def test_muon_leaves_embeddings_head_and_vectors_to_adamw() -> None:
+def test_muon_leaves_embeddings_head_convolutions_and_vectors_to_adamw() -> None:
     kinds = {name.rpartition(".")[0] or name: MUON.kinds(name, shape) for name, shape in (
         ("embed", (9, 4)), ("head", (9, 4)), ("blocks.0.norm", (4,)), ("blocks.0.out", (4, 4)),
     )}  # fmt: skip
     assert kinds["embed"] == kinds["head"] == ("master", "mean", "square")
-    assert MUON.kinds("blocks.0.norm", (4,)) == ("master", "mean", "square")
+    assert MUON.kinds("blocks.0.conv", (9, 4)) == MUON.kinds("blocks.0.norm", (4,)) == ("master", "mean", "square")
     assert MUON.kinds("blocks.0.out", (4, 4)) == ("master", "mean")
 
 

@@ -247,7 +247,8 @@ def _held(one: Teacher) -> str:
         scratch = {t.data_ptr() for todo in one.decoder._targets.values() for _, t in todo}
         parts = [p for p in parts if p.data_ptr() not in scratch]
         parts += [b.stored_B for parts in one.decoder.stored.values() for b in parts]  # type: ignore[misc]
-    parts += [t for block in one.decoder.blocks for v in vars(block).values() if isinstance(v, tuple) for t in v]
+    for block in one.decoder.blocks:
+        parts += [t for v in vars(block).values() if isinstance(v, Fp8Weight) for t in v]  # type: ignore[misc]
     return hashlib.sha256(b"".join(p.detach().view(torch.uint8).numpy().tobytes() for p in parts)).hexdigest()
 
 
