@@ -264,6 +264,24 @@ def test_a_weight_that_is_not_finite_is_refused(value: float, source: Path, tmp_
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("fp8-dynamic", np.nan), ("fp8-dynamic", np.inf), ("fp8-block", np.inf), ("w8a8", np.nan), ("mxfp4", 255)],
+)
+def test_a_scale_that_is_no_number_is_refused(name: str, value: float, source: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    aprfmt.convert_model(source, tmp_path / "in", format="hf", dtype=name)
+    tensors = load_file(tmp_path / "in" / "model.safetensors")
+    scales = next(part for part in tensors if part.startswith("model.layers.1.mlp.up_proj.weight_scale"))
+    tensors[scales].view(-1)[-1] = value
+    save_file(tensors, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(aprfmt.AprError, match="scales that are NaN or infinite") as info:
+        aprfmt.convert_model(tmp_path / "in", tmp_path / "out.gguf")
+    assert info.value.tensor == scales
+    assert not (tmp_path / "out.gguf").exists()
+
+
 def test_a_model_whose_rows_no_group_divides_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "in"
     build(replace(find_case("llama"), tokenizer=BYTES), source, None)
