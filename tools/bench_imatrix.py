@@ -1,18 +1,21 @@
 """Our importance matrix beside llama.cpp's own tool, built from the source of llama-cpp-python: values and time.
 
-    python tools/bench_imatrix.py [--chunks 16] [--threads 2]
+    python tools/bench_imatrix.py [--chunks 16] [--threads 2] [--avx2] [--models "SmolLM2 F32"]
 
-Both compute the same text with as many threads, in turn; times are the fastest of two. The tool is built once, with
-cmake, into the cache of the tests' material. Models: SmolLM2 as it is, as F32, and a small network of experts.
+Both compute the same text with as many threads, in turn; times are the fastest of two, CPU seconds the fewest. The tool
+is built once, with cmake, into the cache of the tests' material: for this machine, or with --avx2 for the instructions
+that xllamacpp's wheel is compiled for. Models: SmolLM2 as it is, as F32, and a small network of experts.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,40 +57,53 @@ def difference(peer: Path, own: Path) -> float:
     return worst
 
 
+Times = tuple[float, float]
+"""Wall and CPU seconds, those of child processes included."""
+
+
+def timed(work: Callable[[], object]) -> Times:
+    """How long `work` takes; its child processes end with it."""
+    start, before = time.perf_counter(), os.times()
+    work()
+    after = os.times()
+    return time.perf_counter() - start, sum(after[:4]) - sum(before[:4])
+
+
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--chunks", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--avx2", action="store_true", help="llama-imatrix built for AVX2, as xllamacpp's wheel is")
+    parser.add_argument("--models", default="", help="names of models, separated by commas; default: all")
     options = parser.parse_args()
-    peer = llama_tool("llama-imatrix")
-    print("| model | engine | own s | llama-imatrix s | ratio | largest difference |\n|---|---|--:|--:|--:|--:|")
+    peer = llama_tool("llama-imatrix", portable=options.avx2)
+    columns = ("model", "engine", "own s", "llama-imatrix s", "ratio", "CPU s", "CPU s", "ratio", "largest difference")
+    print(f"| {' | '.join(columns)} |\n|---|---|{'--:|' * 7}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text = folder / "text.txt"
         pages = [_ROOT / "README.md", _ROOT / "ARCHITECTURE.md", *sorted((_ROOT / "docs").glob("*.md"))]
         text.write_text("\n\n".join(page.read_text() for page in pages))
         for label, gguf in models(folder).items():
+            if options.models and label not in options.models.split(","):
+                continue
             for engine in filter(find_spec, ENGINES):
                 vars(importance)["Llama"] = partial(Llama, engines=[engine])
-                times: dict[str, list[float]] = {"own": [], "peer": []}
+                times: dict[str, list[Times]] = {"own": [], "peer": []}
                 command = [str(peer), "-m", str(gguf), "-f", str(text), "-o", str(folder / "peer.gguf"), "--no-ppl"]
                 for _ in range(2):
-                    start = time.perf_counter()
-                    aprfmt.imatrix(
-                        gguf, text, folder / "own.gguf", chunks=options.chunks, threads=options.threads, force=True
-                    )
-                    times["own"].append(time.perf_counter() - start)
-                    start = time.perf_counter()
-                    numbers = ["--chunks", str(options.chunks), "-t", str(options.threads)]
-                    subprocess.run([*command, *numbers], check=True, capture_output=True)
-                    times["peer"].append(time.perf_counter() - start)
-                own, other = min(times["own"]), min(times["peer"])
+                    chunks, threads, out = options.chunks, options.threads, folder / "own.gguf"
+                    own = partial(aprfmt.imatrix, gguf, text, out, chunks=chunks, threads=threads, force=True)
+                    times["own"].append(timed(own))
+                    line = [*command, "--chunks", str(options.chunks), "-t", str(options.threads)]
+                    times["peer"].append(timed(partial(subprocess.run, line, check=True, capture_output=True)))
+                (wall, own_cpu), (other, cpu) = (map(min, zip(*times[who], strict=True)) for who in ("own", "peer"))
                 worst = difference(folder / "peer.gguf", folder / "own.gguf")
-                print(
-                    f"| {label} | {ENGINES[engine]} | {own:.2f} | {other:.2f} | {own / other:.2f} | {worst:.1e} |",
-                    flush=True,
+                found = (
+                    f"{wall:.2f} | {other:.2f} | {wall / other:.2f} | {own_cpu:.1f} | {cpu:.1f} | {own_cpu / cpu:.2f}"
                 )
+                print(f"| {label} | {ENGINES[engine]} | {found} | {worst:.1e} |", flush=True)
 
 
 if __name__ == "__main__":

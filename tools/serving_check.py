@@ -111,17 +111,17 @@ def logits_error(scheme: ServingScheme, made: Path, decoded: Path) -> float:
     return float((found - wanted).abs().max() / wanted.std())
 
 
-def generated(folder: Path) -> str:
-    """What vLLM continues the prompt with, greedily."""
+def generated(folder: Path, n_tokens: int) -> str:
+    """The `n_tokens` that vLLM continues the prompt with, greedily."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR")
     from vllm import LLM, SamplingParams
 
     llm = LLM(model=str(folder), dtype="bfloat16", enforce_eager=True, max_model_len=256, max_num_seqs=2)
-    (answer,) = llm.generate([_PROMPT], SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)
+    (answer,) = llm.generate([_PROMPT], SamplingParams(temperature=0, max_tokens=n_tokens), use_tqdm=False)
     return str(answer.outputs[0].text)
 
 
-def generate(model: Path, schemes: Sequence[str], layouts: Sequence[str], root: Path) -> bool:
+def generate(model: Path, schemes: Sequence[str], layouts: Sequence[str], root: Path, n_tokens: int) -> bool:
     """Prints what vLLM makes of each folder; whether all were loaded."""
     loaded = True
     for layout in layouts:
@@ -132,7 +132,7 @@ def generate(model: Path, schemes: Sequence[str], layouts: Sequence[str], root: 
             aprfmt.convert_model(model, made, format=layout, dtype=name)
             row: dict[str, object] = {"format": layout, "scheme": name}
             try:
-                row["text"] = generated(made)
+                row["text"] = generated(made, n_tokens)
             except Exception as error:
                 row["error"] = f"{type(error).__name__}: {error}"[:600]
                 loaded = False
@@ -149,11 +149,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-logits", action="store_true")
     parser.add_argument("--generate", action="store_true", help="in vLLM, instead of the comparisons")
     parser.add_argument("--layout", action="append", choices=("hf", *LAYOUTS), help="formats to generate with")
+    parser.add_argument("--tokens", type=int, default=12, help="number of tokens to generate")
     options = parser.parse_args(arguments)
     failed = False
     with tempfile.TemporaryDirectory() as root:
         if options.generate:
-            return int(not generate(options.model, options.scheme or [*SERVING], options.layout or ["hf"], Path(root)))
+            schemes, layouts = options.scheme or [*SERVING], options.layout or ["hf"]
+            return int(not generate(options.model, schemes, layouts, Path(root), options.tokens))
         for name in options.scheme or SERVING:
             scheme, made, decoded = SERVING[name], Path(root, name), Path(root, f"{name}-decoded")
             aprfmt.convert_model(options.model, made, format="hf", dtype=name)

@@ -15,7 +15,7 @@ from arch_models import find_case
 from tiny_models import BYTES, build
 
 import aprfmt
-from aprfmt.codecs import affine
+from aprfmt.codecs import affine, plain
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.serving import SERVING
 from aprfmt.convert import serving
@@ -97,6 +97,22 @@ def test_every_part_is_that_of_compressed_tensors(name: str, dtype: str) -> None
         assert memoryview(data).nbytes == DTYPES[part.dtype or dtype].n_bytes(part.shape(*values.shape))
     half = [scheme.encode(scheme, piece, dtype, overall, None) for piece in (values[:8], values[8:])]
     assert [bytes(a) + bytes(b) for a, b in zip(*half, strict=True)] == [bytes(part) for part in parts]
+
+
+@pytest.mark.parametrize("exponent", [1, 9, 127, 254])  # of the largest value; scales of the first are subnormal
+def test_bfloat16_weights_take_the_short_way_to_the_same_bytes(exponent: int) -> None:
+    scheme, magnitudes = SERVING["fp8-dynamic"], np.arange(0x7F80)
+    largest = exponent << 7 | np.arange(128)[:, None]  # a row for each mantissa of a scale
+    codes = np.concatenate([np.minimum(magnitudes, largest), np.minimum(magnitudes, largest) | 0x8000], axis=1)
+    codes = np.concatenate([codes, np.zeros((1, codes.shape[1]), int)]).astype("<u2")
+    assert scheme.encode_bf16 is not None
+    found = scheme.encode_bf16(codes)
+    wanted = scheme.encode(scheme, plain.decode("BF16", codes.reshape(-1)).reshape(codes.shape), "BF16", 1.0, None)
+    assert [bytes(part) for part in found] == [bytes(part) for part in wanted]
+    for code in (0x7F80, 0xFFC0):
+        codes[7, 9] = code
+        with pytest.raises(aprfmt.AprError, match="NaN or infinite"):
+            scheme.encode_bf16(codes)
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +262,24 @@ def test_a_weight_that_is_not_finite_is_refused(value: float, source: Path, tmp_
             aprfmt.convert_model(tmp_path / "in", tmp_path / "out", format="hf", dtype=name)
         assert info.value.tensor == "model.layers.1.mlp.up_proj.weight"
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("fp8-dynamic", np.nan), ("fp8-dynamic", np.inf), ("fp8-block", np.inf), ("w8a8", np.nan), ("mxfp4", 255)],
+)
+def test_a_scale_that_is_no_number_is_refused(name: str, value: float, source: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    aprfmt.convert_model(source, tmp_path / "in", format="hf", dtype=name)
+    tensors = load_file(tmp_path / "in" / "model.safetensors")
+    scales = next(part for part in tensors if part.startswith("model.layers.1.mlp.up_proj.weight_scale"))
+    tensors[scales].view(-1)[-1] = value
+    save_file(tensors, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(aprfmt.AprError, match="scales that are NaN or infinite") as info:
+        aprfmt.convert_model(tmp_path / "in", tmp_path / "out.gguf")
+    assert info.value.tensor == scales
+    assert not (tmp_path / "out.gguf").exists()
 
 
 def test_a_model_whose_rows_no_group_divides_is_refused(tmp_path: Path) -> None:

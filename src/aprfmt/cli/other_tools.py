@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.foreign_commands import FOREIGN, Foreign
 from aprfmt.cli.foreign_line import OtherLine, Suggestion, command_of, free, option_of, stem
+from aprfmt.cli.many_models import loop_over
 from aprfmt.cli.other_names import SAME, named, nearest
 from aprfmt.cli.output import is_of_mlx, out, quantizes
 from aprfmt.cli.special_lines import PART, SPECIAL, each_of_folder, is_adapter, is_model, page_of
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 def suggest(arguments: Sequence[str], error: Exception) -> Suggestion | None:
     """The command line to suggest for `arguments`, which typer rejected with `error`; None if none fits."""
+    if _misses(error) and (loop := loop_over(arguments)) is not None:
+        return loop
     found = rephrase(arguments)
     if found is None and _misses(error):
         found = Suggestion([*arguments])

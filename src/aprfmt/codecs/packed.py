@@ -267,7 +267,7 @@ class Grid:
     dtype: str | None = None
 
     def at(self, rows: range, columns: range) -> Array:
-        """The scale of every element of a tile, float32, broadcastable to it."""
+        """The scale of every element of a tile, float32, broadcastable to it. Raises RefusedError for NaN, infinity."""
         import numpy as np
 
         lines, n_wide = self.lines(rows), self.grid[1]
@@ -276,6 +276,8 @@ class Grid:
         part: Array = region(
             self.source, n_wide, range(int(lines[0]), int(lines[-1]) + 1), range(low, high + 1), self.dtype
         )
+        if part.dtype.kind == "f" and not np.isfinite(part).all():
+            raise RefusedError("has scales that are NaN or infinite", tensor=self.source.name, hint=UNPACK_HINT)
         part = part.astype(np.float32)[lines - lines[0]]
         return part if n_wide == 1 else part.take(across - low, axis=1)
 

@@ -191,13 +191,13 @@ def _has_special(dtype: str, out: Array) -> bool:
 
 def _kernel(src: str, dst: str) -> _Kernel:
     """The fastest available implementation that agrees with numpy, the reference."""
-    with_torch = "torch" in sys.modules or backend.forced() == "torch"
-    return _chosen(src, dst, backend.order("ggml", *(["torch"] if with_torch else []), "numpy"))
+    forced = backend.forced()
+    return _chosen(src, dst, forced, "torch" in sys.modules or forced == "torch")
 
 
 @cache
-def _chosen(src: str, dst: str, names: tuple[str, ...]) -> _Kernel:
-    for name in names:
+def _chosen(src: str, dst: str, forced: str | None, with_torch: bool) -> _Kernel:
+    for name in backend.order("ggml", *(["torch"] if with_torch else []), "numpy"):
         kernel = _ggml(src, dst) if name == "ggml" else _torch(src, dst) if name == "torch" else None
         if kernel is not None and _agrees(src, dst, kernel):
             return kernel
@@ -328,7 +328,9 @@ def _look_up(dtype: str, codes: Array, overflow: Overflow) -> Array:
     import numpy as np
 
     table, lost = _eight_bits(dtype)
-    out: Array = np.take(table, codes)
+    out = np.empty(codes.size, table.dtype)
+    for part in blocks(codes.size):  # numpy widens the codes to 64 bits first
+        np.take(table, codes[part], out=out[part], mode="clip")
     if overflow is not None and _has_special(dtype, out):
         n = int(np.count_nonzero(np.take(lost, codes)))
         if n:

@@ -6,7 +6,8 @@ dtype of the weight, as in torch. `in_layout` gives the same codes in the layout
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -15,6 +16,7 @@ from aprfmt.codecs import affine, plain, serving_search
 from aprfmt.codecs.error_feedback import FeedbackBlock, with_feedback
 from aprfmt.codecs.packed_floats import FP4_VALUES
 from aprfmt.codecs.serving_layouts import awq_parts, gptq_parts
+from aprfmt.codecs.stream import blocks
 from aprfmt.errors import RefusedError
 from aprfmt.io.source import Buffer
 from aprfmt.types import Array, Shape
@@ -25,6 +27,9 @@ NVFP4_MOST = 448.0 * 6.0
 _BLOCK = 128
 _EPS = {"BF16": 2.0**-7, "F16": 2.0**-10, "F32": 2.0**-23}
 """The scale of a group of zeros."""
+
+_CACHED = 1 << 17
+"""Values of rows that are encoded together, so that they stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,7 @@ class ServingScheme:
         rows: quantized together.
         inputs: the config of activations; None: not quantized.
         scale_dtype: of scales, if the config states it.
+        encode_bf16: a faster `encode` of bfloat16 codes uint16 [rows, columns], which checks that they are finite.
     """
 
     id: str
@@ -95,6 +101,7 @@ class ServingScheme:
     rows: int = 1
     inputs: tuple[tuple[str, object], ...] | None = None
     scale_dtype: str | None = None
+    encode_bf16: Callable[[Array], Sequence[Buffer]] | None = None
 
     @property
     def strategy(self) -> str:
@@ -133,6 +140,11 @@ class ServingScheme:
         return found | ({"scale_dtype": self.scale_dtype} if self.scale_dtype else {})
 
 
+def not_finite(name: str | None = None) -> RefusedError:
+    """The error for a weight that cannot be quantized."""
+    return RefusedError("the weight has NaN or infinite values", tensor=name, hint="apr validate shows them")
+
+
 # --- arithmetic ---
 
 
@@ -147,11 +159,11 @@ def _largest(groups: Array) -> Array:
     return largest
 
 
-def _scales(groups: Array, half: float, dtype: str) -> Array:
-    """The scale that maps the largest value of a group to `half`."""
+def _scales(largest: Array, half: float, dtype: str) -> Array:
+    """The scales that map the largest values of groups to `half`."""
     import numpy as np
 
-    scale = _rounded(_largest(groups) / np.float32(half), dtype)
+    scale = _rounded(largest / np.float32(half), dtype)
     return np.where(scale == 0, np.float32(_EPS[dtype]), scale)
 
 
@@ -166,7 +178,7 @@ def _grouped(values: Array, group: int) -> Array:
 def _encode_float8(
     scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, importance: Importance | None = None
 ) -> list[Buffer]:
-    scale = _scales(values, 448.0, source_dtype)
+    scale = _scales(_largest(values), 448.0, source_dtype)
     scaled = values / scale[:, None]
     codes: Buffer
     if source_dtype == "BF16":  # the quotient is at most 448 but for the rounding of the scale: nothing to clip
@@ -174,6 +186,47 @@ def _encode_float8(
     else:
         codes = _e4m3(_rounded(scaled, source_dtype))
     return [codes, _stored(scale, source_dtype)]
+
+
+def _encode_bf16_as_float8(values: Array) -> list[Buffer]:
+    """`_encode_float8` of bfloat16 codes, in passes over rows that stay in the cache.
+
+    A product with the reciprocal of the scale is rounded to the same bfloat16 as the quotient, in half the time: the
+    quotient of two numbers of 8 bits is at least 2^-17 of itself away from the middle of two such numbers, the product
+    in float32 at most 2^-23 from the quotient. Reciprocals of subnormal scales would overflow.
+    """
+    import numpy as np
+
+    (rows, columns), largest = values.shape, np.empty(len(values), "<u2")
+    parts = [*blocks(rows, max(1, _CACHED // columns))]
+    quotients, floats = np.empty(values.shape, "<u2"), np.empty((parts[0].stop, columns), "<f4")
+    for part in parts:
+        np.bitwise_and(values[part], np.uint16(0x7FFF), out=quotients[part]).max(axis=1, out=largest[part])
+    scale = _scales(plain.decode("BF16", largest), 448.0, "BF16")
+    if not np.isfinite(scale).all():
+        raise not_finite()
+    has_reciprocals = scale.min() >= np.finfo("f4").tiny
+    divide, divisor = (np.multiply, 1 / scale) if has_reciprocals else (np.divide, scale)
+    with _unbuffered():
+        for part in parts:
+            scaled = floats[: part.stop - part.start]
+            plain.decode_into("BF16", values[part].reshape(-1).data, scaled.reshape(-1))
+            divide(scaled, divisor[part, None], out=scaled)
+            plain.encode_into("BF16", scaled.reshape(-1), quotients[part].reshape(-1).view("u1").data)
+    # At most 448 but for the rounding of the scale: nothing to clip.
+    return [plain.cast("BF16", "F8_E4M3", quotients.reshape(-1)).data, _stored(scale, "BF16")]
+
+
+@contextmanager
+def _unbuffered() -> Iterator[None]:
+    """Keeps numpy from copying the rows that it combines with one value each through a buffer."""
+    import numpy as np
+
+    size = np.setbufsize(16)
+    try:
+        yield
+    finally:
+        np.setbufsize(size)
 
 
 def _e4m3(values: Array) -> Buffer:
@@ -223,7 +276,7 @@ def _quantize_integers(
             groups = _with_feedback(scheme, values, importance, stored)
         codes = serving_search.integer_codes(groups, scale, zero, half)
     elif scheme.symmetric:
-        scale = _scales(groups, half - 0.5, dtype)
+        scale = _scales(_largest(groups), half - 0.5, dtype)
         zero = np.zeros_like(scale)
         codes = np.rint(np.clip(_rounded(groups / scale[..., None], dtype), -half, half - 1))
     else:
@@ -254,7 +307,11 @@ def _without_zero(
     half = 1 << scheme.bits - 1
     if scheme.format != "gptq" or not (least := zero == -half).any():  # groups without negative values
         return scale, zero, None
-    return np.where(least, _scales(groups, 2 * half - 2, dtype), scale), np.where(least, 1 - half, zero), least
+    return (
+        np.where(least, _scales(_largest(groups), 2 * half - 2, dtype), scale),
+        np.where(least, 1 - half, zero),
+        least,
+    )
 
 
 def _with_feedback(
@@ -386,7 +443,7 @@ def _packed(bits: int, group: int, symmetric: bool) -> ServingScheme:
 
 _SCHEMES = (
     ServingScheme("fp8-dynamic", "float-quantized", 8, "float", 0, (Part("weight", "F8_E4M3"), _SCALE), _encode_float8,
-                  inputs=_TOKENS),
+                  inputs=_TOKENS, encode_bf16=_encode_bf16_as_float8),
     ServingScheme("fp8-block", "fp8", 8, "float", 0,
                   (Part("weight", "F8_E4M3"), Part("weight_scale_inv", "F32", _BLOCK, _BLOCK)), _encode_float8_blocks,
                   rows=_BLOCK),

@@ -13,13 +13,13 @@ from aprfmt.canonical.merged_adapters import MergedTensor
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import HF_QUANT, BlockChange, PackedTensor, change_sentences, packed_weights
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_matrix, scale_outs
-from aprfmt.codecs import affine, mxfp4, nvfp4
+from aprfmt.codecs import affine, mxfp4, nvfp4, plain
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.packed import INPUT_SCALE, SCALE, PackedBlocks, flat
 from aprfmt.codecs.plain import EIGHT_BITS
-from aprfmt.codecs.serving import LAYOUTS, NVFP4_MOST, SERVING, ServingScheme, in_layout, stored_scheme
+from aprfmt.codecs.serving import LAYOUTS, NVFP4_MOST, SERVING, ServingScheme, in_layout, not_finite, stored_scheme
 from aprfmt.codecs.split import Split, SplitStream, TransposedStream
-from aprfmt.codecs.stream import STEP
+from aprfmt.codecs.stream import STEP, blocks
 from aprfmt.convert.options import Options
 from aprfmt.convert.presets import EMBEDDINGS, OUTPUT
 from aprfmt.convert.relaid_codes import nvfp4_blocks, relaid
@@ -296,22 +296,34 @@ class PackedModules:
         losses.changed[was, scheme.id] += 1
         importance = self.search.importance(self.c, tensor) if self.search is not None else lambda: None
         settings = PackedModules(self.c, scheme).settings()
-        out = tensor.out(name, "F32")
+        stored = tensor.dtype if tensor.dtype in ("BF16", "F16") else "F32"
+        row_bytes = DTYPES[stored].n_bytes((columns,))
+
+        def encode(data: Buffer) -> Sequence[Buffer]:
+            import numpy as np
+
+            values = plain.encode("F32", plain.decode(stored, data)).reshape(-1, columns)
+            if not np.isfinite(values).all():
+                raise not_finite(name)
+            parts = scheme.encode(scheme, values, dtype, overall(), importance())
+            if merged is not None and merged.errors is not None:
+                stored_values = _decoded(scheme, settings, parts, dtype, values.shape, overall())
+                merged.errors.add(name, was, scheme.id, values, stored_values)
+            return parts
 
         def make(data: Buffer) -> Sequence[Buffer]:
             import numpy as np
 
-            values = np.frombuffer(data, "<f4").reshape(-1, columns)
-            if not np.isfinite(values).all():
-                raise _not_finite(name)
-            parts = scheme.encode(scheme, values, dtype, overall(), importance())
-            if merged is not None and merged.errors is not None:
-                stored = _decoded(scheme, settings, parts, dtype, values.shape, overall())
-                merged.errors.add(name, was, scheme.id, values, stored)
-            return parts
+            if stored == dtype == "BF16" and scheme.encode_bf16 is not None and merged is None:
+                return scheme.encode_bf16(np.frombuffer(data, "<u2").reshape(-1, columns))
+            unit = scheme.rows * row_bytes
+            n_pieces = -(-len(data) * columns // row_bytes // STEP)
+            pieces = blocks(len(data), -(-len(data) // unit // n_pieces) * unit)
+            made = [encode(memoryview(data)[piece]) for piece in pieces]
+            return made[0] if len(made) == 1 else [_joined(parts) for parts in zip(*made, strict=True)]
 
-        unit = scheme.rows * columns * 4
-        stream = _stream(scheme, tensor.shape, unit, lambda unit: out.chunks(), make, dtype)
+        items = tensor.items if stored == tensor.dtype else lambda unit: tensor.out(name, stored).chunks()
+        stream = _stream(scheme, tensor.shape, scheme.rows * row_bytes, items, make, dtype)
         made = _parts(scheme, name, tensor.shape, dtype, stream)
         return [*made, *(_scale_of_tensor(scheme, name, overall) if scheme.has_tensor_scale else ())]
 
@@ -349,7 +361,7 @@ def _scale_over(tensors: Sequence[CanonicalTensor], dtype: str) -> float:
         for chunk in run_jobs(tensor.out("", "F32").chunks()):
             largest = np.abs(np.frombuffer(chunk, "<f4")).max(initial=0)
             if not np.isfinite(largest):
-                raise _not_finite(tensor.name)
+                raise not_finite(tensor.name)
             most = max(most, largest)
     with np.errstate(over="ignore"):  # as torch divides a number by a tensor: by its reciprocal
         reciprocal = affine.rounded(1 / np.array([most], "<f4"), dtype)
@@ -357,8 +369,10 @@ def _scale_over(tensors: Sequence[CanonicalTensor], dtype: str) -> float:
     return scale if np.isfinite(scale) else 1.0
 
 
-def _not_finite(name: str) -> RefusedError:
-    return RefusedError("the weight has NaN or infinite values", tensor=name, hint="apr validate shows them")
+def _joined(parts: Sequence[Buffer]) -> Buffer:
+    import numpy as np
+
+    return np.concatenate([np.frombuffer(part, "u1") for part in parts]).data
 
 
 def _stream(
