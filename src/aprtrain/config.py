@@ -16,6 +16,7 @@ from typing import TypeVar
 from aprfmt.errors import UsageError
 from aprfmt.schema import OptionRow, option
 from aprfmt.schema import rows as option_rows
+from aprfmt.tokenizer.alignment import ALIGNED
 from aprfmt.types import Json, JsonObject, construct
 
 ENV_PREFIX = "APR_DISTILL_"
@@ -214,8 +215,10 @@ class Config:
 
     vocab_policy: str = _kd(
         "shared",
-        "If the teacher has tokens that the student lacks: refuse (shared), or renormalise over the shared tokens.",
-        choices=("shared", "renormalise"),
+        "If the teacher has tokens that the student lacks: refuse (shared), or renormalise over the shared tokens. If "
+        "its tokenizer is another one: compare spans of tokens with the same text (aligned, as GOLD), or their sorted "
+        "probabilities (uld).",
+        choices=("shared", "renormalise", *ALIGNED),
     )
     teacher_residency: str = _kd(
         "auto",

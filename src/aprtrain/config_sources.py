@@ -18,6 +18,7 @@ from aprfmt.errors import AprError, UsageError
 from aprfmt.formats.hf_files import read_config
 from aprfmt.io.server_url import is_server
 from aprfmt.io.settings import read_settings
+from aprfmt.tokenizer.alignment import ALIGNED
 from aprfmt.types import PathLike, construct
 from aprtrain.config import (
     DEFAULTS,
@@ -181,6 +182,14 @@ def _check_together(config: Config, command: str) -> None:
                 f"leave out {schema()[name].flag}")
             for name in ("teacher_residency", "vocab_policy", "allow_same_arch")
         ),
+        (c.vocab_policy in ALIGNED and c.student is None,
+            f"--vocab-policy {c.vocab_policy} needs --student: a student made from the teacher has its tokenizer",
+            "add --student FILE, or leave out --vocab-policy"),
+        (c.vocab_policy in ALIGNED and c.on_policy > 0,
+            f"--on-policy and --vocab-policy {c.vocab_policy} are mutually exclusive",
+            "leave out --on-policy: the data are aligned before the run"),
+        (c.vocab_policy == "uld" and c.loss != Config.loss, "--vocab-policy uld has a loss of its own",
+            "leave out --loss, or use --vocab-policy aligned"),
         ((c.on_policy > 0) != (c.prompts is not None), "--on-policy and --prompts must be given together",
             "add --on-policy 0.5 --prompts FILE"),
         (c.on_policy > 0 and has_files, "--on-policy needs a loaded teacher: it scores new text at every step",

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -29,8 +29,11 @@ from aprfmt.texts.records import TEXT_FIELD
 from aprfmt.texts.sequences import IGNORED, Windows
 from aprfmt.tokenizer.alignment import SharedVocabulary, align
 from aprtrain.data.batches import Batch, batch_of
+from aprtrain.loss.objective import Objective
+from aprtrain.loss.spans import aligned as span_losses
 from aprtrain.network.decoder import Decoder, soft_cap
 from aprtrain.network.weights import NetworkSource, load_decoder, open_network
+from aprtrain.teacher.aligned import AlignedTeacher
 from aprtrain.teacher.files import TeacherTargets, TopKTargets
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import device_of
@@ -53,6 +56,7 @@ def evaluate(
     max_windows: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
     answers: TeacherTargets | None = None,
+    aligned: AlignedTeacher | None = None,
 ) -> Scores:
     """Scores a model on held-out sequences.
 
@@ -65,6 +69,7 @@ def evaluate(
         max_windows: maximum number of sequences, selected evenly.
         progress: called with the number of sequences done and the total.
         answers: saved teacher log-probabilities instead of a teacher; KL then treats all unsaved tokens as one.
+        aligned: runs a teacher with another tokenizer; KL is that of the outcomes of each span, per label.
 
     Raises:
         RunError: no valid score: an exception; hidden states that are missing, have the wrong shape or are not
@@ -83,6 +88,10 @@ def evaluate(
             labels_P = batch.labels_NT[counts_NT]
             hidden = _hidden(student(batch.tokens_NT, batch.documents), size, "model")
             sides = [_ScoredSide(hidden[counts_NT], student.head_weight, student.shape.logit_softcap)]
+            if aligned is not None:
+                found = _sums(sides, labels_P)
+                found[2:5] = _aligned_sums(sides[0], hidden.flatten(0, 1), batch, aligned)
+                return found
             if teacher is not None and vocabulary is not None:
                 found = teacher.hidden(batch.tokens_NT, batch.documents)
                 hidden, cap = _hidden(found, size, "teacher"), teacher.shape.logit_softcap
@@ -123,6 +132,26 @@ class _ScoredSide:
         """Float32 logits [P, R]."""
         product = functional.linear(self.hidden_PD[places].float(), self.head_VD[rows].float())
         return soft_cap(product, self.softcap)
+
+
+def _aligned_sums(side: _ScoredSide, hidden_ND: Tensor, batch: Batch, aligned: AlignedTeacher) -> Tensor:
+    """Sums [3] over the spans: KL of their outcomes, labels at which the models agree, the teacher's cross entropy.
+
+    The last one is scaled to all labels.
+    """
+    teacher, given, labels_N = aligned.teacher, aligned(batch.windows), batch.labels_NT.flatten()
+    theirs = _ScoredSide(given.hidden_ED, teacher.head_weight[: teacher.vocabulary.n_real], teacher.shape.logit_softcap)
+    ours = replace(side, hidden_PD=hidden_ND[given.index_P])
+    total = torch.zeros(3, dtype=torch.float64, device=hidden_ND.device)
+    for rows, rows_E, spans in given.spans.chunks:
+        if spans.start < spans.stop:
+            found, _, text_G = span_losses(
+                Objective(1.0, 1.0), ours.logits(rows, slice(None)), theirs.logits(rows_E, slice(None)),
+                labels_N[given.index_P[rows]], given.spans.chunk(rows_E, spans), given.spans.ids,
+            )  # fmt: skip
+            total += torch.stack([x.double().sum() for x in (found.kl1_N, found.agree_N, -text_G)])
+    total[2] *= batch.n_valid / max(1, given.n_labels)
+    return total
 
 
 class _Running:

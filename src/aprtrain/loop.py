@@ -36,11 +36,12 @@ from aprtrain.qat import Quantizer
 from aprtrain.report.metrics import Recorder, StepValues, mean_of, scores_text
 from aprtrain.sampler import Sampler
 from aprtrain.samples import TextSample
+from aprtrain.teacher.aligned import AlignedTeacher
 from aprtrain.teacher.files import TeacherTargets
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World
 
-_SUMS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy", "save", "stop")
+_SUMS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy", "aligned", "save", "stop")
 _MOST_UNLOGGED = 10_000  # steps averaged in a log line, at most
 _PEAK_STEP = 2  # after which peak memory is checked
 
@@ -63,6 +64,7 @@ class Parts:
         origin: lineage for checkpoints.
         on_stall: called from another thread when a step takes too long; ends the process.
         answers: saved teacher log-probabilities, with --teacher-logprobs.
+        aligned: runs a teacher with another tokenizer.
         sampler: of the student's own continuations, with --on-policy.
         sample: samples of the student's text, recorded after each evaluation; None without --samples.
         quantizer: what rounds the student's weights, with --qat.
@@ -82,6 +84,7 @@ class Parts:
     origin: Origin
     on_stall: Callable[[RunError], None]
     answers: TeacherTargets | None = None
+    aligned: AlignedTeacher | None = None
     sampler: Sampler | None = None
     sample: Callable[[], list[TextSample]] | None = None
     quantizer: Quantizer | None = None
@@ -252,8 +255,8 @@ class Trainer:
     def _pass(self, batch: Batch) -> Tensor:
         """Forward and backward pass of a micro-batch; returns its part of the sums."""
         config, parts = self.config, self.parts
-        hidden, head = None, None
-        if parts.teacher is not None:
+        hidden, head, spans, n_aligned = None, None, None, 0
+        if parts.teacher is not None and parts.aligned is None:
             hidden = parts.teacher.hidden(batch.tokens_NT, batch.documents).flatten(0, 1)
             head = self._head_of(parts.teacher)
         x_ND, labels_N = parts.student(batch.tokens_NT, batch.documents).flatten(0, 1), batch.labels_NT.flatten()
@@ -261,6 +264,10 @@ class Trainer:
         if parts.answers is not None:
             given = parts.answers(batch.windows).to(self.world.device)
             kept_P, top = given.index_P, given.top
+        if parts.teacher is not None and parts.aligned is not None:
+            found, head = parts.aligned(batch.windows), self._head_of(parts.teacher)
+            hidden, spans, n_aligned = found.hidden_ED, found.spans, found.n_labels
+            x_ND, labels_N, kept_P = x_ND.index_select(0, found.index_P), labels_N[found.index_P], None
         if kept_P is not None:  # skip the logits of ignored positions
             x_ND, labels_N = x_ND.index_select(0, kept_P), labels_N[kept_P]
             hidden = None if hidden is None else hidden[kept_P]
@@ -270,9 +277,12 @@ class Trainer:
             parts.vocabulary if hidden is not None else None, n_valid=max(1, batch.n_valid), chunk=config.chunk,
             logits="fp32" if config.logits == "fp32" else "fp16", softcaps=self._softcaps,
             grad_w=parts.optimizer.grad_of(self._head_name) if parts.student.lora is None else None, top=top,
+            spans=spans,
         )  # fmt: skip
         torch.autograd.backward(out.loss)
-        return torch.stack([value.detach().float() for value in out])
+        return torch.stack(
+            [*(value.detach().float() for value in out), out.loss.new_full((), n_aligned, dtype=torch.float32)]
+        )
 
     def _head_of(self, teacher: Teacher) -> Tensor:
         """The teacher's head in the loss's dtype, cached unless it is dequantized for every use."""
@@ -349,6 +359,8 @@ class Trainer:
             values["sampler_tokens_per_s"] = sampled.n_tokens / max(sampled.seconds, 1e-9)
             values["sampler_share"] = min(1.0, sampled.seconds / max(seconds, 1e-9))
             values["sampler_age"] = 0  # updates between the weights that sampled and those that learn
+        if parts.aligned is not None:
+            values["aligned"] = sums["aligned"] / n
         if parts.teacher is not None:
             values["teacher_tflops"] = rate * parts.flops.teacher / 1e12
         if self._on_gpu:

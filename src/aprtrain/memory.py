@@ -27,7 +27,7 @@ from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.config import Config
 from aprtrain.features import importable
 from aprtrain.lora_spec import parse_lora
-from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes, plain_bytes
+from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes, plain_bytes, span_bytes
 from aprtrain.models import GATE_TOKENS, TrainingPair, is_lora_in_blocks
 from aprtrain.network.lora import lora_params
 from aprtrain.network.shape import Shape
@@ -40,6 +40,9 @@ from aprtrain.teacher.teacher import COMPARED, compared_bytes, estimate_bytes, t
 
 USUAL_PASS = 16384
 """Default tokens of a pass without a device, and in a plan."""
+
+_OTHER_TOKENS = 2
+"""Positions of a teacher with another tokenizer for one of the student's, at most: its tokens, and padding."""
 
 _WORKSPACES = 512 << 20  # of libraries, on a GPU
 _LIBRARIES = 400 << 20  # resident memory of a process before it trains on a CPU: Python, torch, the tokenizer
@@ -82,7 +85,12 @@ def memory_plan(
     vocabulary = pair.vocabulary or SharedVocabulary(student.vocab_rows, student.vocab_rows, student.vocab_rows)
     logits: Logits = "fp16" if config.logits == "fp16" and on_gpu else "fp32"
     chunk, has_files = min(config.chunk, tokens), pair.files is not None
-    if on_gpu and (importable("triton") or not tried):
+    if pair.outcomes is not None:
+        is_wide = teacher is None or (not on_gpu and teacher_dtype(config.teacher_residency, device) == torch.float32)
+        head = span_bytes(
+            vocabulary, chunk, pair.outcomes.n, 0 if teacher is None or is_wide else teacher.shape.d_model
+        )
+    elif on_gpu and (importable("triton") or not tried):
         head = head_bytes(vocabulary, student.d_model, chunk, logits, teacher is not None, has_files)
     else:
         is_wide = teacher is None or teacher_dtype(config.teacher_residency, device) == torch.float32
@@ -121,6 +129,7 @@ def memory_plan(
                 "teacher: head for the loss", logit_weight_bytes(vocabulary, s.d_model, logits, residency == "q4k")
             ),
         ]
+        tokens *= 1 if pair.outcomes is None else _OTHER_TOKENS
         hidden = MemoryRow("teacher: hidden states", tokens * s.d_model * width)
         phases = [[*phase, hidden] for phase in phases]
         phases.append([MemoryRow("teacher: forward pass", _pass_bytes(config, s, tokens, width)), hidden])

@@ -40,9 +40,10 @@ from aprfmt.formats.teacher_files import TeacherFiles
 from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance
 from aprfmt.texts.encoding import Encoder
+from aprfmt.texts.parallel import AlignedWindows
 from aprfmt.texts.sequences import Windows, check_length
 from aprfmt.texts.sources import short_names, split_weights
-from aprfmt.tokenizer.alignment import SharedVocabulary, align
+from aprfmt.tokenizer.alignment import ALIGNED, OutcomeMap, SharedVocabulary, align, outcomes_of
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import JsonObject, PathLike
 from aprtrain.checkpoints.checkpoint import ModelIdentity
@@ -83,7 +84,9 @@ class TrainingPair:
         teacher: None in pretraining and with --teacher-logprobs.
         student: the student, or the model to pretrain.
         identity: hyper-parameters, tokenizer and provenance for the student's checkpoints.
-        vocabulary: the ids that teacher and student share; None in pretraining.
+        vocabulary: the ids that teacher and student share (all of the teacher's if its tokenizer is another one); None
+            in pretraining.
+        outcomes: of their tokens, if the teacher's tokenizer is another one; else None.
         files: saved log-probabilities instead of a teacher.
         qat_types: the GGML type of each tensor that --qat quantizes, by Hugging Face name.
     """
@@ -94,6 +97,7 @@ class TrainingPair:
     vocabulary: SharedVocabulary | None
     files: TeacherFiles | None = None
     qat_types: Mapping[str, str] = field(default_factory=dict)
+    outcomes: OutcomeMap | None = None
 
     def student_fingerprint(self) -> str:
         """Fingerprint of the student's initial weights."""
@@ -115,6 +119,9 @@ def open_pair(command: str, config: Config) -> Iterator[TrainingPair]:
         other = teacher or student
         rows = other.shape.vocab_rows, student.shape.vocab_rows
         vocabulary = align(other.tokenizer, student.tokenizer, *rows, config.vocab_policy)
+        outcomes = None
+        if config.vocab_policy in ALIGNED and other.tokenizer is not None and student.tokenizer is not None:
+            outcomes = outcomes_of(other.tokenizer, student.tokenizer)
         if teacher is not None and config.qat is None:  # a quantized student is none the less another model
             check_distinct(
                 teacher.shape,
@@ -128,7 +135,7 @@ def open_pair(command: str, config: Config) -> Iterator[TrainingPair]:
                 check_length(config.seq_len, who, network.hparams.max_position_embeddings)
         shared = None if command == "pretrain" else vocabulary
         identity = _identity(config, student, teacher)
-        yield TrainingPair(teacher, student, identity, shared, files, qat_types)
+        yield TrainingPair(teacher, student, identity, shared, files, qat_types, outcomes)
 
 
 def data_names(config: Config) -> list[str]:
@@ -251,14 +258,20 @@ def _load_lora(config: Config, student: NetworkSource, dtype: torch.dtype, devic
     return decoder
 
 
-def load_teacher(config: Config, pair: TrainingPair, held_out: Windows, device: torch.device) -> Teacher | None:
+def load_teacher(
+    config: Config, pair: TrainingPair, held_out: Windows | AlignedWindows, device: torch.device
+) -> Teacher | None:
     """The teacher on `device`; computes in bfloat16, or in float32 for bf16 residency on the CPU."""
     if pair.teacher is None or pair.vocabulary is None:
         return None
     sample = None
     if config.teacher_residency == "fp8":
-        count = max(1, min(len(held_out), GATE_TOKENS // config.seq_len))
-        sample = batch_of(held_out, range(count)).tokens_NT
+        some = range(max(1, min(len(held_out), GATE_TOKENS // config.seq_len)))
+        sample = (
+            batch_of(held_out, some).tokens_NT
+            if isinstance(held_out, Windows)
+            else torch.from_numpy(held_out.rows(some).tokens_RT)
+        )
     return Teacher(
         pair.teacher,
         pair.vocabulary,

@@ -20,6 +20,7 @@ from aprfmt.io.sink import check_no_inputs_inside
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.texts.corpus import prepare
 from aprfmt.texts.encoding import Encoder
+from aprfmt.texts.parallel import AlignedWindows, digest_of, retokenize
 from aprfmt.texts.sequences import Windows, check_windows
 from aprfmt.texts.shards import Corpus, open_corpus
 from aprfmt.types import Numbers
@@ -34,6 +35,7 @@ from aprtrain.finish import Summary, run_loop
 from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Trainer
 from aprtrain.loss.objective import Objective
+from aprtrain.loss.spans import VocabularyMap
 from aprtrain.memory import MemoryRow, memory_plan
 from aprtrain.models import (
     Origin,
@@ -55,11 +57,16 @@ from aprtrain.sampler import Sampler, read_prompts
 from aprtrain.samples import sample_texts
 from aprtrain.selection import note_kernels
 from aprtrain.teach import save_answers
+from aprtrain.teacher.aligned import AlignedTeacher
 from aprtrain.teacher.teacher import Teacher, check_residency
 from aprtrain.world import World, join_world, world_size
 
 _TOKENS = "tokens"
 _ANSWERS = "teacher"
+_ALIGNED = "teacher-tokens"
+_SHARE_OF = 256
+"""Sequences whose aligned labels are counted before the first step."""
+
 _LOST = ("gloo", "NCCL", "peer")
 """Words in torch.distributed's errors when another process has died."""
 
@@ -148,6 +155,7 @@ def _train(
     windows = Windows(corpus.train, config.seq_len, corpus.separator)
     held_out = Windows(corpus.held_out, config.seq_len, corpus.separator)
     check_windows(windows, recorder.log)
+    twins = _aligned(config, world, folder, pair, corpus, (windows, held_out), recorder)
     on_gpu = world.device.type == "cuda"
     memory, before = budget.device_bytes(world.device), saved.config.get("micro_tokens")
     config = budget.choose_pass(
@@ -163,7 +171,9 @@ def _train(
         _check_unfinished(config, world, folder, saved)
         check_student(folder, saved, pair.student)
     planned = partial(memory_plan, config, pair, world.device, processes=world.size, tried=on_gpu)
-    plan, student, optimizer, quantizer, teacher = _load(config, pair, world, held_out, planned, memory)
+    plan, student, optimizer, quantizer, teacher = _load(
+        config, pair, world, twins[1] if twins else held_out, planned, memory
+    )
 
     saver: Saver | None = None
     if config.smoke is None and world.is_first:
@@ -173,11 +183,12 @@ def _train(
     rows = min(config.sequences_per_pass, config.sequences_per_step // world.size)
 
     answers, scored = open_teacher_files(config, pair, windows, held_out)
+    aligned, aligned_held_out = _aligned_teachers(config, pair, teacher, twins, world.device)
 
     def evaluate_student() -> Numbers:
         found = evaluate(
             student, held_out, rows=rows, device=world.device, teacher=teacher, vocabulary=pair.vocabulary,
-            max_windows=config.eval_sequences, answers=scored,
+            max_windows=config.eval_sequences, answers=scored, aligned=aligned_held_out,
             progress=lambda done, of: recorder.doing(f"evaluating: {done} of {of} sequences"),
         )  # fmt: skip
         recorder.doing("")
@@ -199,6 +210,7 @@ def _train(
         origin=origin,
         on_stall=on_stall,
         answers=answers,
+        aligned=aligned,
         sampler=_sampler(config, pair, student, corpus, world, rows, recorder),
         sample=partial(sample_texts, student, held_out, tokenizer, config.samples, world.device)
         if config.samples and (tokenizer := pair.student.tokenizer) is not None
@@ -234,7 +246,7 @@ def _load(
     config: Config,
     pair: TrainingPair,
     world: World,
-    held_out: Windows,
+    held_out: Windows | AlignedWindows,
     planned: Callable[..., list[MemoryRow]],
     memory: int | None,
 ) -> tuple[list[MemoryRow], Decoder, Optimizer, Quantizer | None, Teacher | None]:
@@ -326,11 +338,55 @@ def _corpus(config: Config, world: World, folder: Path, saved: Saved, pair: Trai
             wanted=wanted if isinstance(wanted, str) else None, own=folder, weights=weights,
             text_field=config.text_field, strict=config.strict,
         )  # fmt: skip
+    return _everywhere(corpus, folder / _TOKENS, Encoder(pair.student.tokenizer).digest, world)
+
+
+def _aligned(
+    config: Config, world: World, folder: Path, pair: TrainingPair, corpus: Corpus, windows: Sequence[Windows],
+    recorder: Recorder,
+) -> list[AlignedWindows]:  # fmt: skip
+    """The training and held-out windows as a teacher with another tokenizer reads them; [] for other teachers."""
+    if pair.outcomes is None or pair.teacher is None:
+        return []
+    twin, path = None, folder / _ALIGNED
+    if world.is_first:
+        twin = retokenize(corpus, pair.student.tokenizer, pair.teacher.tokenizer, path, recorder.log)
+    digest = digest_of(*(Encoder(network.tokenizer) for network in (pair.student, pair.teacher)))
+    twin = _everywhere(twin, path, digest, world)
+    longest = pair.teacher.hparams.max_position_embeddings
+    sides = zip(windows, (corpus.train, corpus.held_out), (twin.train, twin.held_out), strict=True)
+    found = [AlignedWindows(*side, twin.separator, longest) for side in sides]
+    train, held_out = (each.share(each.windows.select(_SHARE_OF)) for each in found)
+    recorder.log(
+        f"the tokenizers share {pair.outcomes.n:,} tokens; {train:.1%} of the labels are aligned, {held_out:.1%} of "
+        "the held-out ones (the others learn from the cross entropy alone)"
+    )
+    if not train:
+        raise RefusedError(
+            "no label is aligned: teacher and student do not read the same text",
+            hint="check that both models have the tokenizers that they were trained with",
+        )
+    return found
+
+
+def _aligned_teachers(
+    config: Config, pair: TrainingPair, teacher: Teacher | None, windows: list[AlignedWindows], device: torch.device
+) -> tuple[AlignedTeacher | None, AlignedTeacher | None]:
+    """Run the teacher on training and held-out windows."""
+    if not windows or pair.outcomes is None or pair.vocabulary is None or teacher is None:
+        return None, None
+    sizes = pair.vocabulary.student_rows, pair.vocabulary.n_real
+    ids = VocabularyMap(pair.outcomes, *sizes, device, uld=config.vocab_policy == "uld")
+    train, held_out = (AlignedTeacher(teacher, each, ids, config.chunk) for each in windows)
+    return train, held_out
+
+
+def _everywhere(corpus: Corpus | None, path: Path, digest: str, world: World) -> Corpus:
+    """The shards that the first process has written to `path` or found elsewhere, in every process."""
     world.wait_for_first()
-    here = corpus.folder if corpus is not None else folder / _TOKENS
+    here = corpus.folder if corpus is not None else path
     fetch(world.gather(corpus.files() if corpus is not None else [])[0], here, here, world)
     here = world.gather(here)[world.rank - world.local_rank if world.local_size else 0]
-    digest = "" if corpus is not None else Encoder(pair.student.tokenizer).digest
     if corpus is None and world.is_local_first:
         corpus = open_corpus(here, digest)
     world.barrier()

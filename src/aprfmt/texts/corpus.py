@@ -108,7 +108,7 @@ def prepare(
             hint=shlex.join(["apr", "resume", str(folder.parent), "--data", str(folder)])
             + "\nresumes with the original data; a new run needs another -o",
         )
-    if (corpus := _reuse(folder, keys, encoder, log)) is not None:
+    if (corpus := reuse(folder, keys, encoder.digest, log)) is not None:
         return corpus
     _write(plan, folder, keys, held_out, log)
     return open_corpus(folder, encoder.digest)
@@ -192,12 +192,13 @@ def _open_shards(folder: Path, encoder: Encoder, held_out: float, held_out_paths
     return corpus
 
 
-def _reuse(folder: Path, keys: tuple[str, str], encoder: Encoder, log: Log) -> Corpus | None:
+def reuse(folder: Path, keys: tuple[str, str], digest: str, log: Log) -> Corpus | None:
+    """The shards in `folder` if they have the key and the tokenizer's digest that are asked for, and are intact."""
     try:
         header = read_header(folder)
         if header is None or header["key"] != keys["template" in header]:
             return None
-        corpus = open_corpus(folder, encoder.digest)
+        corpus = open_corpus(folder, digest)
     except (ChecksumError, CorruptError) as error:
         log(f"the token shards are damaged and will be rebuilt: {error}")
         return None

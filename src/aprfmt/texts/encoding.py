@@ -98,6 +98,10 @@ class Encoder:
         """Ids of a text alone, without begin and end."""
         return self._tokenizer.encode([text])[0].ids
 
+    def placed(self, texts: Sequence[str]) -> list[Encoded]:
+        """Ids of each text alone, with the range of characters of each id."""
+        return self._tokenizer.encode(texts, places=True)
+
     def _framed(self, ids: Ids, *, is_chat: bool = False) -> Ids:
         plain = ids & ~HIDDEN if is_chat else ids
         if len(ids) and int(plain.max()) >= self.n_ids:

@@ -17,7 +17,7 @@ import numpy as np
 
 from aprfmt.errors import RefusedError
 from aprfmt.texts.encoding import Int64
-from aprfmt.texts.packing import MAX_PADDING, pack
+from aprfmt.texts.packing import MAX_PADDING, Pieces, pack
 from aprfmt.texts.shards import CorpusSplit
 
 IGNORED = -100
@@ -125,6 +125,12 @@ class Windows:
                 at += size
             lengths.append([*sizes, t - at] if at < t else sizes)
         return WindowRows(tokens, labels, lengths)
+
+    def pieces(self, i: int) -> Iterator[tuple[int, int, bool]]:
+        """Of each piece of a window: position in the stream, positions in the window, whether BOS precedes it."""
+        some = slice(*self._first_N[i : i + 2].tolist())
+        columns = (getattr(self._pieces, name)[some].tolist() for name in Pieces.__slots__)
+        yield from zip(*columns, strict=True)
 
     def _read(self, piece: int, tokens_T: Int64, labels_T: Int64) -> None:
         """Reads one piece into its positions."""

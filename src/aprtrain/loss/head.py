@@ -29,6 +29,7 @@ from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.features import Verdict, current, importable
 from aprtrain.kernels.context import GradientContext
 from aprtrain.loss.objective import Objective, dense
+from aprtrain.loss.spans import Spans, aligned, unaligned
 from aprtrain.loss.topk import CELLS, TopK, sparse
 from aprtrain.network.decoder import soft_cap
 
@@ -73,6 +74,7 @@ class _Job:
     objective: Objective
     vocabulary: SharedVocabulary | None
     top: TopK | None
+    spans: Spans | None
     n_valid: int
     chunk: int
     logits: Logits
@@ -100,6 +102,7 @@ def distill_head(
     softcaps: Softcaps = Softcaps(),  # noqa: B008 - immutable
     grad_w: Tensor | None = None,
     top: TopK | None = None,
+    spans: Spans | None = None,
 ) -> HeadOut:
     """Computes the distillation loss of a batch, its parts and its gradient; never waits for the device.
 
@@ -122,6 +125,8 @@ def distill_head(
             n_valid and the objective instead.
         top: saved top-k log-probabilities that replace t_NE, wt_RE and the vocabulary; see `topk`. Logits are then
             float32, at most topk.CELLS per chunk.
+        spans: the spans that t_NE, then of its own positions, and the labels share with another tokenizer; they give
+            the chunks. Only plain torch computes them.
 
     Returns:
         The loss and the sums, see HeadOut. With gradients disabled, only values are computed.
@@ -133,7 +138,9 @@ def distill_head(
     learns = x_ND.requires_grad or w_VD.requires_grad or grad_w is not None
     with_grad = torch.is_grad_enabled() and learns
     chunk = top_chunk(chunk, len(w_VD)) if top is not None else chunk
-    job = _Job(t_NE, wt_RE, labels_N, objective, vocabulary, top, n_valid, chunk, logits, softcaps, grad_w, with_grad)
+    job = _Job(
+        t_NE, wt_RE, labels_N, objective, vocabulary, top, spans, n_valid, chunk, logits, softcaps, grad_w, with_grad
+    )
     _check(x_ND, w_VD, job)
     run = cast(Callable[..., tuple[Tensor, ...]], _Head.apply)
     return HeadOut(*run(x_ND, w_VD, job))
@@ -218,8 +225,15 @@ def plain_bytes(vocabulary: SharedVocabulary, chunk: int, kind: str = "", d_teac
     return int(4 * (chunk * most + shared * d_teacher))
 
 
+def span_bytes(vocabulary: SharedVocabulary, chunk: int, n_outcomes: int, d_teacher: int = 0) -> int:
+    """Upper bound of what `plain_bytes` counts, for spans: float32 values per row of each head and per outcome."""
+    each = 9 * vocabulary.student_rows + 7 * vocabulary.n_real + 10 * n_outcomes
+    widest = max(vocabulary.student_rows, vocabulary.n_real)
+    return 4 * (top_chunk(chunk, widest) * each + vocabulary.n_real * d_teacher)
+
+
 def top_chunk(chunk: int, rows: int) -> int:
-    """Positions per chunk with teacher files, for a head of `rows` rows."""
+    """Positions per chunk with teacher files or spans, for a head of `rows` rows."""
     return max(1, min(chunk, CELLS // rows))
 
 
@@ -240,8 +254,9 @@ def _check(x: Tensor, w: Tensor, job: _Job) -> None:
         and (grad_w.shape != w.shape or grad_w.dtype != wide or not grad_w.is_contiguous()),
     }  # fmt: skip
     if t is not None and wt is not None and vocabulary is not None:
-        faults["the teacher's hidden states and head do not fit"] = t.shape != (len(x), wt.shape[1])
-        faults["a head has fewer rows than the vocabulary has ids"] = vocabulary.n_real > min(len(w), len(wt))
+        n_teacher, n_least = (len(x), len(w)) if job.spans is None else (len(job.spans.next_E), len(wt))
+        faults["the teacher's hidden states and head do not fit"] = t.shape != (n_teacher, wt.shape[1])
+        faults["a head has fewer rows than the vocabulary has ids"] = vocabulary.n_real > min(n_least, len(wt))
     faults["a label exceeds the student's rows"] = not labels.is_cuda and bool((labels >= len(w)).any())
     for message, found in faults.items():
         if found:
@@ -253,8 +268,9 @@ def _padded(n: int) -> int:
 
 
 def _plain_terms(x_ND: Tensor, w_VD: Tensor, job: _Job, terms_5N: Tensor) -> _Terms:
-    """For any device and dtype, by `objective.dense` or `topk.sparse`; bfloat16 products accumulate in float32."""
-    wide, top, shared_RE = terms_5N.dtype, job.top, None
+    """For any device and dtype, by `dense`, `sparse` or `aligned`; bfloat16 products accumulate in float32."""
+    wide, top, spans, shared_RE = terms_5N.dtype, job.top, job.spans, None
+    parts = {} if spans is None else {rows.start: others for rows, *others in spans.chunks}
     if job.wt_RE is not None and job.vocabulary is not None:
         shared_RE = job.wt_RE[: job.vocabulary.n_real].to(wide)
 
@@ -262,11 +278,17 @@ def _plain_terms(x_ND: Tensor, w_VD: Tensor, job: _Job, terms_5N: Tensor) -> _Te
         x_CD, t_CR = x_ND[rows], None
         s_CV = x_CD @ w_VD.t() if x_CD.dtype == wide else torch.mm(x_CD, w_VD.t(), out_dtype=wide)
         s_CV = soft_cap(s_CV, job.caps.student)
-        if job.t_NE is not None and shared_RE is not None:
-            t_CR = soft_cap(job.t_NE[rows].to(shared_RE.dtype) @ shared_RE.t(), job.caps.teacher)
+        rows_t, some_spans = parts.get(rows.start, (rows, rows))
+        if job.t_NE is not None and shared_RE is not None and rows_t.start < rows_t.stop:
+            t_CR = soft_cap(job.t_NE[rows_t].to(shared_RE.dtype) @ shared_RE.t(), job.caps.teacher)
         if top is not None:
             some = TopK(top.ids_NK[rows], *(values[rows].to(wide) for values in top[1:]))
             found, grad_CV = sparse(job.objective, s_CV, some, job.labels_N[rows])
+        elif spans is not None and t_CR is not None:
+            part = spans.chunk(rows_t, some_spans)
+            found, grad_CV, _ = aligned(job.objective, s_CV, t_CR, job.labels_N[rows], part, spans.ids)
+        elif spans is not None:
+            found, grad_CV = unaligned(job.objective, s_CV, job.labels_N[rows])
         else:
             found, grad_CV = dense(job.objective, s_CV, t_CR, job.labels_N[rows])
         terms_5N[:, rows] = torch.stack(found)
@@ -405,10 +427,12 @@ class _Head(torch.autograd.Function):
         on_cores = x_ND.is_cuda and x_ND.dtype == torch.bfloat16
         x, w = (x_ND, w_VD) if on_cores else (x_ND.to(wide), w_VD.to(wide))
         terms_5N = torch.zeros(5, len(x), dtype=wide, device=x.device)
-        fused = on_cores and note_kernel(job.objective.kind, x.device, has_files=job.top is not None)
+        fused = on_cores and note_kernel(
+            job.objective.kind, x.device, has_files=job.top is not None or job.spans is not None
+        )
         terms = (_fused_terms if fused else _plain_terms)(x, w, job, terms_5N)
-        for start in range(0, len(x), job.chunk):
-            rows = slice(start, start + job.chunk)
+        whole = (slice(start, start + job.chunk) for start in range(0, len(x), job.chunk))
+        for rows in whole if job.spans is None else [rows for rows, *_ in job.spans.chunks]:
             grad_CV = terms(rows)
             if grad_ND is not None:
                 grad_ND[rows] = (w.t() @ grad_CV.t()).t()  # faster so for narrow students than grad @ w

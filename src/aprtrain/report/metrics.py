@@ -52,6 +52,7 @@ class StepValues(TypedDict):
     utilisation: int | None
     memory_bytes: int | None
     teacher_tflops: NotRequired[float]
+    aligned: NotRequired[float]
     sampled_tokens: NotRequired[int]
     sampler_seconds: NotRequired[float]
     sampler_tokens_per_s: NotRequired[float]
@@ -226,6 +227,8 @@ def line(values: StepValues, total: int) -> str:
     parts = [f"step {values['step']}/{total}", f"loss {values['loss']:.4f}"]
     if values["kl1"] is not None:
         parts += [f"ce {values['ce']:.4f}", f"kl {values['kl1']:.4f}", f"agree {values['agreement']:.1%}"]
+    if "aligned" in values:
+        parts.append(f"aligned {values['aligned']:.1%}")
     parts += [
         f"grad {values['grad_norm']:.3g}",
         f"lr {values['lr']:.2e}",
