@@ -19,6 +19,7 @@ from fuzz_seeds import Seed
 
 import aprfmt
 import fuzz
+from aprfmt.cli.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = 900
@@ -53,6 +54,13 @@ def test_damaged_files_have_no_wrong_outcome() -> None:
 def test_a_finding_stays_mended(path: Path, place: Path) -> None:
     run = run_case(path.stem, fuzz.unpack(path), place, sorted(TARGETS))
     assert run.findings == []
+
+
+def test_each_command_that_reads_models_gets_damaged_ones() -> None:
+    """Or says in ELSEWHERE what covers it."""
+    covered = {target.partition("-")[0] for target in TARGETS} | fuzz_cases.ELSEWHERE.keys()
+    assert {row.name for row in COMMANDS.values() if row.reads_models} <= covered
+    assert fuzz_cases.ELSEWHERE.keys() <= COMMANDS.keys() - {target.partition("-")[0] for target in TARGETS}
 
 
 def test_a_case_is_built_from_its_name(seeds: dict[str, Seed]) -> None:

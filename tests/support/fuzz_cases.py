@@ -518,6 +518,20 @@ TARGETS: dict[str, Callable[[Run], None]] = {
 }
 
 
+_CONVERSION = "reads a model as `convert` does"
+_NETWORK = "opens a model as `inspect` does, then computes with it in another process"
+ELSEWHERE: dict[str, str] = {
+    **dict.fromkeys(("import", "export", "quantize", "merge", "merge-adapter", "prune", "shard"), _CONVERSION),
+    **dict.fromkeys(("run", "bench", "qa", "parity", "eval", "imatrix", "teacher", "distill", "pretrain"), _NETWORK),
+    "vocab": "reads the tokenizer as `inspect --vocab` does",
+    "resume": "reads a run's folder: tests/train/test_resume.py damages each of its files",
+    "data": "reads text: tests/texts",
+    "push": "uploads files as they are: tests/publishing",
+    "pull": "downloads files as they are: tests/publishing",
+}
+"""Commands that read models and have no target of their own, and why."""
+
+
 def _model(run: Run, rng: Random) -> None:
     if not _open_and_read(run, run.path, "read"):
         run.attempt("inspect", lambda: command("inspect", run.path, *rng.choice((("--json",), ()))))
