@@ -88,8 +88,8 @@ class Config:
     student: str | None = _distill(None, "The model to train: .apr, .gguf, .safetensors or folder.")
     student_init: str | None = _kd(
         None,
-        "Build the student by pruning the teacher (layers:0,2,4, layers:12, width:hidden=512,heads=8), or randomly "
-        "initialized from a config.json; self: the teacher itself, for --qat.",
+        "Build the student by pruning the teacher (layers:0,2,4, layers:12, width:hidden=512,heads=8, experts:32), or "
+        "randomly initialized from a config.json; self: the teacher itself, for --qat.",
     )
     lora: str | None = _what(
         None,
@@ -148,8 +148,10 @@ class Config:
     logits: str = _what("fp16", "Dtype of the logits on a GPU.", choices=("fp16", "fp32"))
     chunk: int = _what(2048, "Positions per chunk of the loss; smaller saves memory.", low=1)
 
-    router_aux_loss: float = _what(
-        1e-3, "Weight of the load-balancing loss of the routers, for a student with experts (MoE); 0: off.", low=0
+    router_aux_loss: float | None = _what(
+        None,
+        "Weight of the load-balancing loss of the routers, for a student with experts (MoE); default 0.001, 0: off.",
+        low=0,
     )
     qat: str | None = _what(
         None,
@@ -360,7 +362,9 @@ def changed_fields(old: Mapping[str, object], new: Config) -> list[str]:
 
 def is_pruned(student_init: str) -> bool:
     """Whether a --student-init prunes the teacher or keeps it whole; else it is the path of a config.json."""
-    return student_init == SELF or all(word.startswith(("layers:", "width:")) for word in student_init.split("+"))
+    return student_init == SELF or all(
+        word.startswith(("layers:", "width:", "experts:")) for word in student_init.split("+")
+    )
 
 
 def student_kind(student_init: str | None, shape: str | None) -> str:

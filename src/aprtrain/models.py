@@ -5,10 +5,11 @@
     layers:0,2,4-6     these layers of the teacher
     layers:12          twelve evenly spaced layers, including the first and the last
     width:hidden=512,ffn=1408,heads=8,kv_heads=2      keep the largest weights of each width; others stay
+    experts:32         the most salient experts of each MoE layer, see `reap`
     PATH               a config.json, or a folder with one: random weights
     self               the teacher itself, to be trained into a quantization preset (--qat)
 
-`layers` and `width` can be joined with `+`.
+`layers`, `width` and `experts` can be joined with `+`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import aprfmt
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.canonical.depth_pruning import parse_layers, select_layers
+from aprfmt.canonical.expert_pruning import with_fewer_experts
 from aprfmt.canonical.packed import AS_VALUES
 from aprfmt.canonical.read import canonical
 from aprfmt.canonical.row_mapping import BufferedTensor
@@ -76,6 +78,10 @@ GATE_TOKENS = 4096
 """Held-out tokens for comparing an fp8 teacher with bf16."""
 
 
+ROUTER_AUX_LOSS = 1e-3
+"""The default of --router-aux-loss."""
+
+
 @dataclass(frozen=True)
 class TrainingPair:
     """The opened models of a run.
@@ -100,7 +106,9 @@ class TrainingPair:
     outcomes: OutcomeMap | None = None
 
     def student_fingerprint(self) -> str:
-        """Fingerprint of the student's initial weights."""
+        """Fingerprint of the student's initial weights; "" until its experts are chosen."""
+        if self.student.experts is not None and not self.student.experts.of_layer:
+            return ""
         return (edge_fingerprint if self.student.model is not None else fingerprint)(self.student)
 
 
@@ -113,6 +121,9 @@ def open_pair(command: str, config: Config) -> Iterator[TrainingPair]:
         teacher = _open(config.teacher, stack) if config.teacher is not None else None
         files = TeacherFiles(Path(config.teacher_logprobs)) if config.teacher_logprobs is not None else None
         student = _student(config, teacher, stack)
+        if config.router_aux_loss is not None and (student.shape.experts is None or config.lora is not None):
+            why = "--lora trains no routers" if student.shape.experts is not None else "the student has no experts"
+            raise UsageError(f"--router-aux-loss has no effect: {why}", hint="leave out --router-aux-loss")
         qat_types = types_of(student, config.qat) if config.qat is not None else {}
         if files is not None:
             files.check(Encoder(student.tokenizer).digest, config.seq_len, config.top_k, config.temperature)
@@ -227,7 +238,8 @@ def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Deco
         decoder = Decoder(shape, dtype, world.device)
         optimizer = FlatOptimizer(decoder, settings, world, quantizer, rule, matrices)
     decoder.recompute = config.recompute
-    decoder.balance_experts(config.router_aux_loss, config.tokens_per_step)
+    weight = ROUTER_AUX_LOSS if config.router_aux_loss is None else config.router_aux_loss
+    decoder.balance_experts(weight, config.tokens_per_step)
 
     def write(parameter: str, whole: Tensor) -> None:
         for name, target in hf_parts(shape, parameter, whole):
@@ -311,15 +323,19 @@ def make_student(teacher: NetworkSource, how: str, *, seed: int = 42) -> Network
     words = [word.partition(":")[::2] for word in how.split("+")]
     said = dict(words)
     if len(said) < len(words):
-        raise UsageError(f"{how!r} sets layers or width twice")
+        raise UsageError(f"{how!r} sets layers, width or experts twice")
     _check_student(teacher.shape)
     assert teacher.model is not None
-    c = replace(canonical(teacher.model, decoding=AS_VALUES), extras={})
+    c, kept = replace(canonical(teacher.model, decoding=AS_VALUES), extras={}), None
+    if "experts" in said:
+        if not said["experts"].isdecimal():
+            raise UsageError(f"experts:{said['experts']:.20} is not a number of experts", hint="use experts:32")
+        c, kept = with_fewer_experts(c, int(said["experts"]))
     if "layers" in said:
         c = select_layers([c], [(0, layer) for layer in _layers(said["layers"], teacher.shape.n_layers)])
     if "width" in said:
         c, _ = narrowed(c, parse_widths(said["width"]))
-    return network_of(c)
+    return replace(network_of(c), experts=kept)
 
 
 def without_path(how: str | None) -> str | None:

@@ -51,6 +51,7 @@ from aprtrain.network.decoder import Decoder
 from aprtrain.nodes import fetch
 from aprtrain.optim.flat import Optimizer, load_states
 from aprtrain.qat import Quantizer
+from aprtrain.reap import choose_experts, rate_experts
 from aprtrain.report.metrics import Recorder, settings_table
 from aprtrain.resume import Saved, check_student, find_checkpoint, is_finished, point_latest_at, state_file
 from aprtrain.sampler import Sampler, read_prompts
@@ -163,6 +164,9 @@ def _train(
         saved=before if isinstance(before, int) else 0, tried=on_gpu,
     )  # fmt: skip
     config, batches = _batches(config, corpus, windows, world, recorder, saved.cursor)
+    if (kept := pair.student.experts) is not None:
+        rate = partial(_rate_experts, config, pair, windows, held_out, world, recorder)
+        kept.of_layer = choose_experts(kept.n, folder, world, resumes=bool(saved), rate=rate)
     origin = origin_of(command, config, pair, corpus.key)
     origin["hardware"] = f"{world.size} x {_device_name(world)}"
     _check_same_everywhere(world, origin)
@@ -240,6 +244,15 @@ def _train(
         recorder.log(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
     with catch_signals(recorder.notice) as stop:
         return run_loop(Trainer(config, world, parts, saved.progress, stop), command, saved)
+
+
+def _rate_experts(
+    config: Config, pair: TrainingPair, windows: Windows, held_out: Windows, world: World, recorder: Recorder
+) -> list[list[float]]:
+    recorder.log("rating the teacher's experts on the training data")
+    teacher = load_teacher(replace(config, compile="off"), pair, held_out, world.device)
+    assert teacher is not None
+    return rate_experts(teacher, windows, config.sequences_per_pass, world.device)
 
 
 def _load(

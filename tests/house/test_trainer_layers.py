@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"qat"},
     {"checkpoints"},
     {"guards"},
-    {"models", "evaluate", "reference", "samples", "recorded", "sampler"},
+    {"models", "evaluate", "reference", "samples", "recorded", "sampler", "reap"},
     {"selection"},
     {"memory"},
     {"budget", "teach"},

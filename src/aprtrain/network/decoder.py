@@ -120,6 +120,7 @@ class Block(nn.Module):
         self.function: Callable[..., BlockOutput] = Block.compute
         self.fuses = False
         self.balance = 0.0
+        self.ratings: Tensor | None = None
         self.lora: dict[str, tuple[tuple[int, ...], float]] = {}  # matrix -> rows of its parts, scale
         for name in WEIGHTS:
             self.register_parameter(name, None)
@@ -345,6 +346,10 @@ class Block(nn.Module):
             up = self._activated(up)
         down = self._grouped(up, "experts_down", expert, ends, e)
         of_token = torch.empty_like(down).index_copy_(0, order, down).view(*chosen_SU.shape, -1)
+        if self.ratings is not None:
+            values_SU = weights_SU.abs() * of_token.float().norm(dim=-1)
+            both = torch.stack((values_SU, torch.ones_like(values_SU))).flatten(1).to(self.ratings)
+            self.ratings.index_add_(1, chosen_SU.flatten(), both)
         return torch.bmm(weights_SU[:, None].to(down.dtype), of_token)[:, 0].view_as(y_NTD)
 
     def _grouped(self, x_SI: Tensor, name: str, expert_S: Tensor, ends: Tensor, e: Experts) -> Tensor:
@@ -547,6 +552,22 @@ class Decoder(nn.Module):
         routed = [block for block in self.blocks if isinstance(block, Block) and block.router is not None]
         for block in routed:
             block.balance = weight / (len(routed) * tokens_per_step)
+
+    @contextmanager
+    def rating_experts(self) -> Iterator[list[Tensor | None]]:
+        """Within it, each layer sums router weight times norm of the output over its experts' tokens, and counts those.
+
+        Yields [2, E] in float64 of each layer, None for one without experts; blocks must be uncompiled.
+        """
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        for block in blocks:
+            if block.router is not None and self.shape.experts is not None:
+                block.ratings = block.router.new_zeros(2, self.shape.experts.n, dtype=torch.float64)
+        try:
+            yield [block.ratings for block in blocks]
+        finally:
+            for block in blocks:
+                block.ratings = None
 
     @contextmanager
     def uncompiled(self) -> Iterator[None]:

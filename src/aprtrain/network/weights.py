@@ -20,6 +20,7 @@ from aprfmt.arch.names import Match, matches
 from aprfmt.arch.rope import FREQS, scaling_of
 from aprfmt.arch.row import OPTIONAL, Architecture
 from aprfmt.canonical.checks import check_before_writing
+from aprfmt.canonical.expert_pruning import KeptExperts
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import AS_VALUES
 from aprfmt.canonical.read import canonical
@@ -45,6 +46,7 @@ class NetworkSource:
         arch: its row of the architecture table.
         shape, hparams, tokenizer: of the network; `tokenizer` is None if the file has none.
         tensors: by Hugging Face name, in Hugging Face row order.
+        experts: of a student with fewer experts, those that it keeps; None for all others.
     """
 
     path: Path
@@ -54,6 +56,7 @@ class NetworkSource:
     hparams: Hyperparams
     tokenizer: Tokenizer | None
     tensors: dict[str, CanonicalTensor]
+    experts: KeptExperts | None = None
 
     def by_parameter(self) -> Iterator[tuple[str, list[CanonicalTensor]]]:
         """(parameter of Decoder, its tensors in the order of rows)."""
