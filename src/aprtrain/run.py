@@ -222,16 +222,7 @@ def _train(
         quantizer=quantizer,
     )
     if saved:
-        with open_state(state_file(folder, saved.step)) as state:
-            load_states(optimizer, state)
-            torch.set_rng_state(state["rng"])
-        world.barrier()
-        for path in saved.fetched:
-            path.unlink(missing_ok=True)
-        if world.is_first:
-            point_latest_at(folder, saved)
-            if saver is not None:
-                saver.left.update(saved.left)
+        _restore(saved, folder, world, optimizer, saver)
     note_kernels(
         config, batch_of(windows, range(min(rows, len(windows)))).to(world.device), student, teacher, world.device
     )
@@ -244,6 +235,20 @@ def _train(
         recorder.log(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
     with catch_signals(recorder.notice) as stop:
         return run_loop(Trainer(config, world, parts, saved.progress, stop), command, saved)
+
+
+def _restore(saved: Saved, folder: Path, world: World, optimizer: Optimizer, saver: Saver | None) -> None:
+    """Loads the state of the checkpoint that a run resumes from."""
+    with open_state(state_file(folder, saved.step)) as state:
+        load_states(optimizer, state)
+        torch.set_rng_state(state["rng"])
+    world.barrier()
+    for path in saved.fetched:
+        path.unlink(missing_ok=True)
+    if world.is_first:
+        point_latest_at(folder, saved)
+        if saver is not None:
+            saver.left.update(saved.left)
 
 
 def _rate_experts(

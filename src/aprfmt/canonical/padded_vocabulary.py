@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from aprfmt.arch.grammar import dims_of
 from aprfmt.arch.names import matches
 from aprfmt.canonical.model import Canonical, embedding_rows
+from aprfmt.canonical.source_rows import read_rows
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.packed import TensorScales
@@ -17,7 +18,7 @@ from aprfmt.codecs.stream import TensorSource
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.limits import MAX_VOCABULARY_MULTIPLE
 from aprfmt.text import plural
-from aprfmt.types import Shape
+from aprfmt.types import Array, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,57 @@ class PaddedRows:
         buffer[stored:] = bytes(len(buffer) - stored)
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenRows:
+    """Some rows of a tensor, read where they are stored.
+
+    Attributes:
+        source: the tensor.
+        rows: their indices, ascending, int64.
+        scales: none: a tensor with tensor scales is refused.
+    """
+
+    source: TensorSource
+    rows: Array
+    scales: TensorScales
+
+    @property
+    def name(self) -> str:
+        """Name of the tensor."""
+        return self.source.name
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the tensor."""
+        return self.source.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """Row-major shape."""
+        return (len(self.rows), *self.source.shape[1:])
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes: rows are whole blocks."""
+        return self._row_bytes * len(self.rows)
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.source.n_bytes // self.source.shape[0]
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from byte `offset`."""
+        import numpy as np
+
+        if not len(buffer):
+            return
+        size = self._row_bytes
+        first = offset // size
+        part = self.rows[first : -(-(offset + len(buffer)) // size)]
+        data = read_rows([self.source], np.array([self.source.shape[0]]), part, size)
+        buffer[:] = memoryview(data).cast("B")[offset - first * size :][: len(buffer)]
+
+
 def padded_vocabulary(c: Canonical, multiple: int) -> tuple[Canonical, list[str]]:
     """`c` with rows of zeros in each tensor that has one row per token, up to a multiple of `multiple`; and notes.
 
@@ -78,38 +130,51 @@ def padded_vocabulary(c: Canonical, multiple: int) -> tuple[Canonical, list[str]
             f"pad_vocab must be a multiple from 2 to {MAX_VOCABULARY_MULTIPLE:,}, not {multiple!r:.40}",
             hint="--pad-vocab 64",
         )
-    row, path, n_rows = c.arch, c.model.path, embedding_rows(c)
-    if row is None or n_rows is None or c.embedding not in c.tensors:
-        what = "the architecture is unknown" if row is None else "it has no token embedding"
-        raise RefusedError(f"{what}, so its vocabulary cannot be padded", path=path)
+    n_rows = token_rows(c, "padded")
     wanted = -(-n_rows // multiple) * multiple
     if wanted == n_rows:
         return c, []
-    extra = next((tensor.name for tensor in c.extras.values() if tensor.shape[:1] == (n_rows,)), None)
-    if extra is not None:
-        raise RefusedError(
-            "an extra tensor also has one row per token", path=path, tensor=extra, hint="drop MTP layers with --no-mtp"
-        )
-    tensors = dict(c.tensors)
-    for name, tensor in c.tensors.items():
-        match = next(iter(matches(row, name)), None)
-        dims = match.row.dims[min(match.position, len(match.row.dims) - 1)] if match and match.row.dims else ""
-        axes = dims_of(dims) if dims else []
-        if not any("vocab" in axis for axis in axes):
-            continue
-        if axes[0] != "vocab" or any("vocab" in axis for axis in axes[1:]) or tensor.shape[0] != n_rows:
-            raise RefusedError("only tensors with one row per token can be padded", path=path, tensor=name)
-        tensors[name] = _padded(tensor, wanted)
+    tensors = c.tensors | {name: _padded(tensor, wanted) for name, tensor in token_tensors(c, n_rows, "padded").items()}
     h = deepcopy(c.hparams)
     h.vocab_size = wanted
     what = f"{plural(wanted - n_rows, 'row')} of zeros added to the vocabulary: {n_rows:,} to {wanted:,}"
     return replace(c, hparams=h, tensors=tensors, is_whole=False, sidecar=None), [f"{what}; their logits are 0"]
 
 
-def without_padding(tensors: Mapping[str, CanonicalTensor]) -> dict[str, CanonicalTensor]:
-    """The `tensors` as they were before `padded_vocabulary`."""
+def token_rows(c: Canonical, verb: str) -> int:
+    """The rows of the embedding of `c`. Raises RefusedError without one, which says that it cannot be `verb`."""
+    n_rows = embedding_rows(c)
+    if c.arch is None or n_rows is None or c.embedding not in c.tensors:
+        what = "the architecture is unknown" if c.arch is None else "it has no token embedding"
+        raise RefusedError(f"{what}, so its vocabulary cannot be {verb}", path=c.model.path)
+    return n_rows
+
+
+def token_tensors(c: Canonical, n_rows: int, verb: str) -> dict[str, CanonicalTensor]:
+    """The tensors with one row per token, `n_rows`. Raises RefusedError as `padded_vocabulary`."""
+    path, found = c.model.path, dict[str, CanonicalTensor]()
+    extra = next((tensor.name for tensor in c.extras.values() if tensor.shape[:1] == (n_rows,)), None)
+    if extra is not None:
+        raise RefusedError(
+            "an extra tensor also has one row per token", path=path, tensor=extra, hint="drop MTP layers with --no-mtp"
+        )
+    for name, tensor in c.tensors.items():
+        match = next(iter(matches(c.arch, name)), None) if c.arch is not None else None
+        dims = match.row.dims[min(match.position, len(match.row.dims) - 1)] if match and match.row.dims else ""
+        axes = dims_of(dims) if dims else []
+        if not any("vocab" in axis for axis in axes):
+            continue
+        if axes[0] != "vocab" or any("vocab" in axis for axis in axes[1:]) or tensor.shape[0] != n_rows:
+            raise RefusedError(f"only tensors with one row per token can be {verb}", path=path, tensor=name)
+        found[name] = tensor
+    return found
+
+
+def with_stored_rows(tensors: Mapping[str, CanonicalTensor]) -> dict[str, CanonicalTensor]:
+    """The `tensors` as they were before their vocabulary was padded or trimmed."""
+    changed = (PaddedRows, ChosenRows)
     return {
-        name: CanonicalTensor(name, (padded.source,)) if isinstance(padded := tensor.sources[0], PaddedRows) else tensor
+        name: CanonicalTensor(name, (made.source,)) if isinstance(made := tensor.sources[0], changed) else tensor
         for name, tensor in tensors.items()
     }
 

@@ -1,4 +1,4 @@
-"""`apr prune`: drop layers of a model, or reduce their width."""
+"""`apr prune`: drop layers of a model, reduce their width, or trim its vocabulary."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from aprfmt.schema import OptionRow, rows
 @with_options(rows(PruneCall, OptionRow))
 @dataclass(kw_only=True)
 class Prune(Conversion):
-    """Prune a model's layers (depth) or the width of each layer; remaining weights are unchanged.
+    """Prune a model's layers (depth), the width of each layer, or its vocabulary; remaining weights are unchanged.
 
     With --width, the channels, neurons and heads with the largest weights are kept. Train the pruned model
-    afterwards, for example with apr distill.
+    afterwards, for example with apr distill. With --vocab-from, the tokens that some texts use are kept: these texts
+    have the same tokens as before under new ids, others are encoded with smaller ones.
 
     \b
     apr prune ./Qwen2.5-0.5B --drop-layers 16-21 -o small --format hf
     apr prune m.gguf --keep-layers 0-9,20-31 -o m20.gguf --plan
     apr prune m.apr --width ffn=64,heads=2,kv_heads=1 -o narrow.apr
+    apr prune model.gguf --vocab-from src/ --vocab-from chats.jsonl -o domain.gguf
     """
 
     file: ModelArgument

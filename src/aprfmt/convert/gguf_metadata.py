@@ -15,7 +15,7 @@ from aprfmt.canonical.completion import complete_from_shapes
 from aprfmt.canonical.drafts import named_drafts, with_mtp_layers_counted
 from aprfmt.canonical.metadata import apr_metadata_of
 from aprfmt.canonical.model import Canonical, embedding_rows, from_gguf
-from aprfmt.canonical.padded_vocabulary import without_padding
+from aprfmt.canonical.padded_vocabulary import with_stored_rows
 from aprfmt.canonical.sidecar import Sidecar
 from aprfmt.canonical.sides import links
 from aprfmt.canonical.tensor import CanonicalTensor, is_exact
@@ -178,7 +178,7 @@ def keys_of(
     now = {kv[0]: _rounded(kv) for kv in derive_keys(c, work, tensors, overlaid=True)}
     # What derive_keys yields for the source itself, before any edit.
     plain = replace(work, options=Options(), quantization=None)
-    source = replace(c, tensors=without_padding(c.tensors))
+    source = replace(c, tensors=with_stored_rows(c.tensors))
     then = {kv[0]: _rounded(kv) for kv in derive_keys(_as_import(source, base), plain, [], overlaid=True)}
     if work.options.dtype == "keep":  # the source's own file type is kept
         del now["general.file_type"]

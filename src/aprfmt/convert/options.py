@@ -429,6 +429,11 @@ class PruneCall(Derived, WithoutDrafts):
     width: str | Mapping[str, int] | None = option(
         None, "Keep this many hidden, ffn, heads, kv_heads: hidden=512,heads=8.", metavar="SIZES"
     )
+    vocab_from: PathLike | Sequence[PathLike] = option(
+        (),
+        "Keep the tokens that these texts use (BPE tokenizers): files or folders, as for training; repeatable.",
+        metavar="PATH",
+    )
 
 
 def options_of(call: Running, **changes: object) -> dict[str, object]:

@@ -1,29 +1,44 @@
-"""Depth and width pruning, as an edit during a conversion."""
+"""Depth and width pruning and vocabulary trimming, as an edit during a conversion."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 
 from aprfmt.arch.grammar import sizes_of
 from aprfmt.canonical.depth_pruning import check_layer, parse_layers, ranges, select_layers
 from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.trimmed_vocabulary import trimmed_vocabulary
 from aprfmt.canonical.width_pruning import narrowed, parse_widths
 from aprfmt.convert.api import convert
 from aprfmt.convert.options import PruneCall, options_of
 from aprfmt.convert.report import Report
-from aprfmt.errors import UsageError
+from aprfmt.convert.source_manifest_writer import restorable
+from aprfmt.convert.targets.hf import source_texts
+from aprfmt.errors import RunError, UsageError
+from aprfmt.formats import path_text
 from aprfmt.provenance.model_card import entries
 from aprfmt.schema import takes
+from aprfmt.texts.encoding import HIDDEN, Encoder, Ids
+from aprfmt.texts.records import ReadProgress, RecordReader, is_blank
+from aprfmt.texts.sources import list_files
+from aprfmt.types import paths_of
+
+_DOCUMENTS = 256  # encoded at a time
 
 
 @takes(PruneCall)
 def prune_model(call: PruneCall) -> Report:
-    """Drops layers of the model `src`, or narrows them, and writes `dst` in any output format.
+    """Drops layers of the model `src`, narrows them or trims its vocabulary, and writes `dst` in any output format.
 
     The remaining layers are renumbered, and the number of layers and per-layer lists in config.json are updated; kept
     weights are unchanged. The model needs training afterwards. The output's provenance records the pruning. Layers may
-    be a list of numbers, widths a mapping; other widths are unchanged.
+    be a list of numbers, widths a mapping; other widths are unchanged. A trimmed vocabulary has the tokens that the
+    texts in `vocab_from` use, what their merges are made of, added tokens and bytes: these texts are encoded twice, and
+    their tokens must be the same but for their numbers.
 
     Args:
         src: the model.
@@ -33,12 +48,14 @@ def prune_model(call: PruneCall) -> Report:
         AprError: code "usage" if none or both of drop_layers and keep_layers are given, for unknown layers, if none or
             all layers would be kept, and for invalid widths; code "refused" for a layer whose role follows from its
             number (periodic patterns), for an MTP layer (use `no_mtp`), and for widths of networks other than plain
-            attention with dense MLPs; and as convert_model.
+            attention with dense MLPs; for a vocabulary without merges; and as convert_model.
     """
     drop, keep, width = call.drop_layers, call.keep_layers, call.width
-    if (drop is not None and keep is not None) or (drop is None and keep is None and width is None):
+    texts = [Path(path_text(path, "vocab_from")) for path in paths_of(call.vocab_from)]
+    if (drop is not None and keep is not None) or (drop is None and keep is None and width is None and not texts):
         raise UsageError(
-            "use either --drop-layers or --keep-layers, or --width", hint="--drop-layers 10-15,20, or --width ffn=1408"
+            "use either --drop-layers or --keep-layers, or --width or --vocab-from",
+            hint="--drop-layers 10-15,20, or --width ffn=1408, or --vocab-from texts/",
         )
     widths = parse_widths(width) if isinstance(width, str) else _checked(width or {})
 
@@ -63,9 +80,46 @@ def prune_model(call: PruneCall) -> Report:
             words = ", ".join(f"{number} of {sizes[name]} {name}" for name, number in widths.items())
             remarks += [f"{words} kept: train the model to recover its quality", *more]
             notes.append(f"Kept of the base model's widths: {words}.")
+        if texts:
+            made, said = _trimmed(made, source_texts(c, restorable(c, "hf")), texts)
+            remarks.append(said)
+            notes.append(f"Vocabulary: {said}.")
         return _with_provenance(made, " ".join(notes)), remarks
 
-    return convert(call.src, call.dst, options_of(call), edit)
+    return convert(call.src, call.dst, options_of(call), edit, inputs=texts)
+
+
+def _trimmed(c: Canonical, folder: Mapping[str, bytes], paths: Sequence[Path]) -> tuple[Canonical, str]:
+    """`c` with the vocabulary of some texts, and what was kept. Raises RunError if their tokens change."""
+    import numpy as np
+
+    encoder, used = Encoder(c.tokenizer), np.zeros(0, np.uint32)
+    for ids in _encoded(paths, encoder):
+        used = np.union1d(used, ids)
+    made, kept, said = trimmed_vocabulary(c, {*used.tolist()}, folder)
+    new = np.zeros(encoder.n_ids, np.uint32)
+    new[kept] = np.arange(len(kept), dtype=np.uint32)
+    n = 0
+    for before, after in zip(_encoded(paths, encoder), _encoded(paths, Encoder(made.tokenizer)), strict=True):
+        n += len(before)
+        if not np.array_equal(new[before], after):
+            raise RunError(
+                "the trimmed tokenizer encodes the texts differently; nothing was written",
+                hint="report it with the tokenizer's files: its merges do not tell how its tokens are made",
+            )
+    return made, f"{said}; {n:,} tokens of the texts are the same but for their ids"
+
+
+def _encoded(paths: Sequence[Path], encoder: Encoder) -> Iterator[Ids]:
+    """The ids of the texts, some documents at a time."""
+    import numpy as np
+
+    reader = RecordReader(separator=encoder.separator, render=encoder.render)
+    files = list_files(paths, Counter())
+    progress = ReadProgress(sum(file.size for file in files), lambda line: None)
+    documents = (document for file in files for document in progress.documents(file, reader) if not is_blank(document))
+    while some := list(islice(documents, _DOCUMENTS)):
+        yield np.concatenate(encoder.encode(some)) & ~HIDDEN
 
 
 def _numbers(value: object, n_layers: int) -> list[int]:
