@@ -107,7 +107,7 @@ def _trimmed(c: Canonical, folder: Mapping[str, bytes], paths: Sequence[Path]) -
                 "the trimmed tokenizer encodes the texts differently; nothing was written",
                 hint="report it with the tokenizer's files: its merges do not tell how its tokens are made",
             )
-    return made, f"{said}; {n:,} tokens of the texts are the same but for their ids"
+    return made, f"{said}; the {n:,} tokens of the texts are unchanged except for their ids"
 
 
 def _encoded(paths: Sequence[Path], encoder: Encoder) -> Iterator[Ids]:
