@@ -37,10 +37,11 @@ def rate_experts(teacher: Teacher, windows: Windows, rows: int, device: torch.de
         for start in range(0, count, rows):
             batch = batch_of(windows, ids[start : start + rows]).to(device)
             teacher.hidden(batch.tokens_NT, batch.documents)
-    return [[] if each is None else _means(each).tolist() for each in sums]
+    return [[] if each is None else saliency_of(each).tolist() for each in sums]
 
 
-def _means(sums_2E: Tensor) -> Tensor:
+def saliency_of(sums_2E: Tensor) -> Tensor:
+    """The saliency of the experts of a layer, [E], from `Decoder.rating_experts`; 0 without a token."""
     return sums_2E[0] / sums_2E[1].clamp(min=1)
 
 

@@ -83,16 +83,16 @@ def delta_rule(
     place_NLS = torch.cat((positions_NT, padding), 1).view(len(q), -1, size)
     back_SS = step_S[:, None] - step_S
     together = ((back_SS >= 0) & (place_NLS[..., None] >= back_SS))[:, None]  # in one document
-    total = decay.cumsum(-1)
-    between = (total[..., None] - total[..., None, :]).masked_fill(~together, -torch.inf).exp()
-    since_start = total.exp() * (place_NLS > step_S)[:, None]  # 0 if the document began in the chunk
-    until_end = (total[..., -1:] - total).exp() * together[..., -1, :]
+    # Sums of the decays between two positions: differences of sums from the start would lose digits.
+    sums = decay[..., None].expand(*decay.shape, size).masked_fill(back_SS <= 0, 0.0).cumsum(-2)
+    between = sums.masked_fill(~together, -torch.inf).exp()
+    since_start = decay.cumsum(-1).exp() * (place_NLS > step_S)[:, None]  # 0 if the document began in the chunk
     k_beta = k * beta[..., None]
     sides = torch.cat((v * beta[..., None], k_beta * since_start[..., None]), -1)
     system = (k_beta @ k.mT) * between
     solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
     new, old = torch.split(solved, [v.shape[-1], k.shape[-1]], -1)
-    inner, q, k = (q @ k.mT) * between, q * since_start[..., None], k * until_end[..., None]
+    inner, q, k = (q @ k.mT) * between, q * since_start[..., None], k * between[..., -1, :, None]
     sizes = len(q), q.shape[1], k.shape[-1], v.shape[-1]
     kept = None if plan.cache is None else plan.cache.state("delta", q, *sizes)
     state, found = q.new_zeros(sizes) if kept is None else kept.clone(), []

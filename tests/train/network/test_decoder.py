@@ -34,7 +34,6 @@ CASES = [
     for case in all_cases()
     if case.row in FAMILIES and case.computable and case.kind == "causal"
     and case.id not in ("olmoe/clip_qkv", "ernie4_5_moe/bias", "gemma/paligemma", "gemma4_text/both_ways")
-    and case.id != "gemma4_text/sharing_odd"  # float32 itself is 5e-5 off float64 there
     and case.dtype == "float32"  # transformers rounds its frequencies to another
 ]  # fmt: skip
 TEACHERS = ["deepseek_v3", "deepseek_v3/whole_q", "glm4_moe/groups", "minimax_m2", "exaone_moe", "lfm2_moe"]
@@ -72,6 +71,16 @@ def shape_of_case(case_id: str, **config: Any) -> Shape:
     return shape_of(h, ARCHITECTURES.get(h.architecture or ""))
 
 
+def most(case_id: str) -> float:
+    """The largest error of logits; in some cases transformers' float32 is up to 6e-5 from its float64."""
+    return 5e-5 if case_id.startswith("qwen3_5") or case_id == "gemma4_text/sharing_odd" else 1e-5
+
+
+def gradient_error(a: Tensor, b: Tensor) -> float:
+    """As `error`; a tenth of it or of the difference for a single number, the scale of a layer: a sum that cancels."""
+    return error(a, b) if b.numel() > 1 else min(error(a, b), float(abs(a - b))) / 10
+
+
 def random_decoder(shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Decoder:
     decoder = Decoder(shape, dtype, device)
     initialize_weights(decoder, 1, spread=0.2)
@@ -83,7 +92,7 @@ def random_decoder(shape: Shape, dtype: torch.dtype = torch.float32, device: str
 def test_logits_equal_those_of_transformers(case_id: str, tiny: Maker) -> None:
     model = tiny(case_id)
     logits, expected = our_logits(load(model.folder), model.ids_NT), model.logits()
-    assert error(logits, expected) < 1e-5
+    assert error(logits, expected) < most(case_id)
     assert same_winners(logits, expected)
 
 
@@ -160,7 +169,7 @@ def test_gradients_equal_those_of_transformers(case_id: str, tiny: Maker) -> Non
     found = {hf: part for name, grad in of_parameter.items() for hf, part in hf_parts(decoder.shape, name, grad)}
     assert set(found) == set(expected)
     for hf, grad in found.items():
-        assert error(grad, expected[hf]) < (1e-4 if grad.numel() > 1 else 1e-2), hf  # a sum that cancels
+        assert gradient_error(grad, expected[hf]) < 10 * most(case_id), hf
         assert bool(expected[hf].any()), hf
 
 
@@ -183,7 +192,7 @@ def test_gradients_of_experts_equal_those_of_transformers(case_id: str, tiny: Ma
     found = {hf: part for name, grad in of_parameter.items() for hf, part in hf_parts(decoder.shape, name, grad)}
     assert set(found) == set(expected)
     for hf, grad in found.items():
-        assert error(grad, expected[hf]) < (1e-4 if grad.numel() > 1 else 1e-2), hf  # a sum that cancels
+        assert gradient_error(grad, expected[hf]) < 10 * most(case_id), hf
 
 
 def test_the_load_of_experts_is_balanced() -> None:
