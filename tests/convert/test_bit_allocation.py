@@ -69,6 +69,8 @@ def test_the_smallest_choice_within_a_loss(seed: int) -> None:
         chosen = fit_loss(rows, least * factor * (1 + 1e-12))
         assert chosen is not None
         assert total_loss(rows, chosen) <= least * factor * (1 + 1e-9)
+        smaller = [(t, o) for t in rows for o in t.options if o.n_bytes < chosen[t.name].n_bytes]
+        assert all(total_loss(rows, chosen | {t.name: o}) > least * factor for t, o in smaller)  # nothing is left over
         best = min(size for size, loss in choices if loss <= least * factor * (1 + 1e-9))
         assert total_bytes(chosen) <= best + max(o.n_bytes for t in rows for o in t.options)
     assert fit_loss(rows, least * 0.99) is None

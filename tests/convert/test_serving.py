@@ -125,6 +125,21 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [("hf", name) for name in ("fp8-block", "w8a8", "w4a16-g32-asym", "nvfp4a16", "mxfp4")]
+    + [("gptq", "w4a16-g32"), ("awq", "w4a16-g32-asym"), ("modelopt", "nvfp4a16")],
+)
+def test_large_weights_are_made_of_pieces(
+    layout: str, name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aprfmt.convert_model(source, tmp_path / "whole", format=layout, dtype=name)
+    monkeypatch.setattr(serving, "STEP", 4096)
+    aprfmt.convert_model(source, tmp_path / "pieces", format=layout, dtype=name)
+    whole, pieces = ((tmp_path / folder / "model.safetensors").read_bytes() for folder in ("whole", "pieces"))
+    assert pieces == whole
+
+
 @pytest.mark.parametrize("name", SERVING)
 def test_a_folder_is_read_back(name: str, source: Path, tmp_path: Path) -> None:
     scheme = SERVING[name]

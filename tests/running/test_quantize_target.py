@@ -266,6 +266,9 @@ def test_an_output_that_misses_is_not_published(
     with pytest.raises(RefusedError, match="was not reached in 3 rounds"):
         aprfmt.quantize_model(tiny_gguf, out, **given)  # type: ignore[arg-type]
     assert not out.exists()
+    measured = iter((0.01,))  # far below the limit, but the next round would try the same types
+    report = aprfmt.quantize_model(tiny_gguf, out, **(given | {"max_kl": 100.0}))  # type: ignore[arg-type]
+    assert (report.measured_kl, report.rounds) == (0.01, 1)
 
 
 def test_a_perturbed_model_is_restored(tiny_gguf: Path, text: Path) -> None:

@@ -3,8 +3,8 @@
 The loss is predicted as the sum over tensors of `cost` times the relative error of the type, which is close while
 errors are small (linearity theorem, arXiv 2411.17525). The types of a tensor that can be optimal for some price of a
 byte are the corners of the lower convex hull of (bytes, error). Steps from corner to corner, those that save the most
-loss per byte first, are the solutions of the Lagrangian for every price; a budget between two of them is filled with
-single steps that fit.
+loss per byte first, are the solutions of the Lagrangian for every price; a budget between two of them, of bytes or of
+loss, is filled with single steps that fit.
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ def fit_loss(tensors: Sequence[AllocatedTensor], most: float) -> Allocation | No
         return True
 
     _climb(tensors, take)
+    while (found := _smallest_step(tensors, chosen, most - total_loss(tensors, chosen))) is not None:
+        chosen[found[0].name] = found[1]
     return chosen
 
 
@@ -149,3 +151,20 @@ def _best_step(
     ]
     best = max(found, key=lambda row: (row[0], -row[1]), default=None)
     return (best[2], best[3]) if best is not None and best[0] > 0 else None
+
+
+def _smallest_step(
+    tensors: Sequence[AllocatedTensor], chosen: Mapping[str, TypeOption], left: float
+) -> tuple[AllocatedTensor, TypeOption] | None:
+    """The change of one tensor that saves the most bytes and loses at most `left` more; the last step of a climb may
+    have been that of a large tensor.
+    """
+    found = [
+        (chosen[tensor.name].n_bytes - option.n_bytes, -i, tensor, option)
+        for i, tensor in enumerate(tensors)
+        for option in tensor.options
+        if option.n_bytes < chosen[tensor.name].n_bytes
+        and tensor.loss(option) - tensor.loss(chosen[tensor.name]) <= left
+    ]
+    best = max(found, key=lambda row: row[:2], default=None)
+    return (best[2], best[3]) if best is not None else None

@@ -320,7 +320,8 @@ class PackedModules:
             n_pieces = -(-len(data) * columns // row_bytes // STEP)
             pieces = blocks(len(data), -(-len(data) // unit // n_pieces) * unit)
             made = [encode(memoryview(data)[piece]) for piece in pieces]
-            return made[0] if len(made) == 1 else [_joined(parts) for parts in zip(*made, strict=True)]
+            lines = [part.shape(1, columns)[0] if part.transposed else 1 for part in scheme.parts]
+            return made[0] if len(made) == 1 else [*map(_joined, lines, zip(*made, strict=True))]
 
         items = tensor.items if stored == tensor.dtype else lambda unit: tensor.out(name, stored).chunks()
         stream = _stream(scheme, tensor.shape, scheme.rows * row_bytes, items, make, dtype)
@@ -369,10 +370,11 @@ def _scale_over(tensors: Sequence[CanonicalTensor], dtype: str) -> float:
     return scale if np.isfinite(scale) else 1.0
 
 
-def _joined(parts: Sequence[Buffer]) -> Buffer:
+def _joined(lines: int, pieces: Sequence[Buffer]) -> Buffer:
+    """Pieces of a part side by side, each of that many lines."""
     import numpy as np
 
-    return np.concatenate([np.frombuffer(part, "u1") for part in parts]).data
+    return np.concatenate([np.frombuffer(piece, "u1").reshape(lines, -1) for piece in pieces], axis=1).reshape(-1).data
 
 
 def _stream(

@@ -322,12 +322,16 @@ class _Quantizing:
                 chunks = chunks_of(llama, self._eval_texts(), DEFAULT_CTX, n_chunks, self.call.text_field)
                 write_logits(llama, chunks, reference)
 
+            def follows() -> Allocation:
+                chooser.correct(chosen, measured)
+                return chooser.within_loss(most * (1 - _MARGIN * number))
+
             def check(output: str) -> None:
                 nonlocal measured
                 with open_decoder(output, n_ctx=DEFAULT_CTX) as llama:
                     measured = float(compare(llama, reference)[0].mean())
                 self.call.log(f"round {number}: KL {measured:.5f}, predicted {chooser.predicted(chosen):.5f}")
-                if measured > most or (measured < _CLOSE * most and number < ROUNDS):
+                if measured > most or (measured < _CLOSE * most and number < ROUNDS and follows() != chosen):
                     raise _MissedError(f"measured KL {measured:.4g}")
 
             for number in range(1, ROUNDS + 1):
@@ -336,8 +340,7 @@ class _Quantizing:
                 except _MissedError:
                     if measured <= most and (best is None or measured > best[0]):
                         best = (measured, chosen)
-                    chooser.correct(chosen, measured)
-                    chosen = chooser.within_loss(most * (1 - _MARGIN * number))
+                    chosen = follows()
                     continue
                 report.measured_kl, report.rounds = measured, number
                 return report, chosen
