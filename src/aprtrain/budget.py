@@ -242,6 +242,7 @@ class Plan(TypedDict):
     teacher: dict[str, Any] | None
     teacher_files: dict[str, object] | None
     vocabulary: dict[str, object] | None
+    outcomes: int | None
     compiled: bool
     nodes: NodesPlan | None
     data: DataJson
@@ -294,6 +295,7 @@ def plan(command: str, config: Config) -> Plan:
             "teacher": _dims(pair.teacher.shape) if pair.teacher is not None else None,
             "teacher_files": asdict(pair.files.facts) if pair.files is not None else None,
             "vocabulary": asdict(pair.vocabulary) if pair.vocabulary is not None else None,
+            "outcomes": pair.outcomes.n if pair.outcomes is not None else None,
             "compiled": config.is_compiled(device.type),
             "nodes": _plan_nodes(config, pair.student.shape, total(rows), device, processes),
             "data": _plan_data(config, pair),

@@ -356,7 +356,7 @@ def _corpus(config: Config, world: World, folder: Path, saved: Saved, pair: Trai
             wanted=wanted if isinstance(wanted, str) else None, own=folder, weights=weights,
             text_field=config.text_field, strict=config.strict,
         )  # fmt: skip
-    return _everywhere(corpus, folder / _TOKENS, Encoder(pair.student.tokenizer).digest, world)
+    return _everywhere(corpus, folder / _TOKENS, lambda: Encoder(pair.student.tokenizer).digest, world)
 
 
 def _aligned(
@@ -369,8 +369,8 @@ def _aligned(
     twin, path = None, folder / _ALIGNED
     if world.is_first:
         twin = retokenize(corpus, pair.student.tokenizer, pair.teacher.tokenizer, path, recorder.log)
-    digest = digest_of(*(Encoder(network.tokenizer) for network in (pair.student, pair.teacher)))
-    twin = _everywhere(twin, path, digest, world)
+    tokenizers = pair.student.tokenizer, pair.teacher.tokenizer
+    twin = _everywhere(twin, path, lambda: digest_of(*map(Encoder, tokenizers)), world)
     longest = pair.teacher.hparams.max_position_embeddings
     sides = zip(windows, (corpus.train, corpus.held_out), (twin.train, twin.held_out), strict=True)
     found = [AlignedWindows(*side, twin.separator, longest) for side in sides]
@@ -399,16 +399,16 @@ def _aligned_teachers(
     return train, held_out
 
 
-def _everywhere(corpus: Corpus | None, path: Path, digest: str, world: World) -> Corpus:
+def _everywhere(corpus: Corpus | None, path: Path, digest: Callable[[], str], world: World) -> Corpus:
     """The shards that the first process has written to `path` or found elsewhere, in every process."""
     world.wait_for_first()
     here = corpus.folder if corpus is not None else path
     fetch(world.gather(corpus.files() if corpus is not None else [])[0], here, here, world)
     here = world.gather(here)[world.rank - world.local_rank if world.local_size else 0]
     if corpus is None and world.is_local_first:
-        corpus = open_corpus(here, digest)
+        corpus = open_corpus(here, digest())
     world.barrier()
-    return corpus or open_corpus(here, digest, skip_checksums=True)
+    return corpus or open_corpus(here, digest(), skip_checksums=True)
 
 
 def _check_same_everywhere(world: World, origin: Origin) -> None:

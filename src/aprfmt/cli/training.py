@@ -306,7 +306,8 @@ def _plan_text(body: "Plan") -> Iterator[str]:
             ("teacher's files", printable(f"{f['teacher']}, top {f['k']} tokens per position, from {f['engine']}"))
         )
     if (v := body["vocabulary"]) is not None:
-        words = f"{v['n_real']:,} shared ids; rows {v['teacher_rows']:,} and {v['student_rows']:,}"
+        n_shared = v["n_real"] if body["outcomes"] is None else body["outcomes"]
+        words = f"{n_shared:,} shared ids; rows {v['teacher_rows']:,} and {v['student_rows']:,}"
         rows.append(("vocabulary", words))
     yield from pairs(rows)
     yield from wrapped(f"training options {body['digest']} (a resumed run must match these, the models and the data)")

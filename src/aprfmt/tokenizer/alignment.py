@@ -108,14 +108,13 @@ def match(teacher: Tokenizer, student: Tokenizer) -> dict[int, int]:
         pair = student.special[role], teacher.special.get(role)
         if pair[1] is not None and pair[0] not in found and pair[1] not in found.values():
             found[pair[0]] = pair[1]
-    taken, meant = {*found.values()}, dict[tuple[bool, bytes | None], int]()
-    for i in _by_meaning(teacher):
+    taken, meant = {*found.values()}, dict[tuple[bool, bytes], int]()
+    for i, meaning in _meanings(teacher):
         if i not in taken:
-            meant.setdefault((is_control(teacher, i), token_bytes(teacher, i)), i)
-    for i in _by_meaning(student):
-        other = meant.pop((is_control(student, i), token_bytes(student, i)), None) if i not in found else None
-        if other is not None:
-            found[i] = other
+            meant.setdefault(meaning, i)
+    for i, meaning in _meanings(student):
+        if i not in found and meaning in meant:
+            found[i] = meant.pop(meaning)
     return dict(sorted(found.items()))
 
 
@@ -140,15 +139,13 @@ def outcomes_of(teacher: Tokenizer, student: Tokenizer) -> OutcomeMap:
     """The outcomes of two tokenizers, see `match`."""
     pairs = match(teacher, student)
     shared = {token_bytes(student, s): n for n, s in enumerate(pairs) if not is_control(student, s)}
-
-    def column(tokenizer: Tokenizer, i: int) -> int:
-        text = b"" if is_control(tokenizer, i) else token_bytes(tokenizer, i) or b""
-        return next((shared[text[:end]] for end in range(len(text), 0, -1) if text[:end] in shared), len(pairs))
-
     found = []
     for tokenizer, ids in ((student, pairs.keys()), (teacher, pairs.values())):
-        own = {i: n for n, i in enumerate(ids)}
-        found.append([own[i] if i in own else column(tokenizer, i) for i in range(len(tokenizer.tokens))])
+        columns, own = [len(pairs)] * len(tokenizer.tokens), {i: n for n, i in enumerate(ids)}
+        for i, (is_marker, text) in _meanings(tokenizer):
+            begins = (shared[text[:end]] for end in range(len(text), 0, -1) if not is_marker and text[:end] in shared)
+            columns[i] = own[i] if i in own else next(begins, len(pairs))
+        found.append(columns)
     return OutcomeMap(len(pairs), *found)
 
 
@@ -157,9 +154,11 @@ def is_control(tokenizer: Tokenizer, i: int) -> bool:
     return _kind(tokenizer, i) in (TokenType.CONTROL, TokenType.UNKNOWN) or i in tokenizer.special.values()
 
 
-def _by_meaning(tokenizer: Tokenizer) -> list[int]:
-    real = [i for i in range(len(tokenizer.tokens)) if not _is_pad(tokenizer, i)]
-    return sorted(real, key=lambda i: _kind(tokenizer, i) == TokenType.BYTE)
+def _meanings(tokenizer: Tokenizer) -> list[tuple[int, tuple[bool, bytes]]]:
+    """Each token with whether it is a control token, and its bytes; those of a single byte last."""
+    texts = ((i, token_bytes(tokenizer, i)) for i in range(len(tokenizer.tokens)))
+    real = [(i, (is_control(tokenizer, i), text)) for i, text in texts if text is not None]
+    return sorted(real, key=lambda item: _kind(tokenizer, item[0]) == TokenType.BYTE)
 
 
 def count_real(tokenizer: Tokenizer, rows: int) -> int:

@@ -67,12 +67,14 @@ class VocabularyMap:
 
 
 class SpanChunk(NamedTuple):
-    """The spans of a chunk: index of each position's span, the first position of each span, the teacher's ids."""
+    """The spans of a chunk: index of each position's span, first position and size of each span, the teacher's ids."""
 
     span_C: Tensor
     first_G: Tensor
+    size_G: Tensor
     span_E: Tensor
     first_teacher_G: Tensor
+    count_G: Tensor
     next_E: Tensor
 
 
@@ -110,14 +112,11 @@ class Spans:
 
     def chunk(self, rows_E: slice, spans: slice) -> SpanChunk:
         """The spans of a chunk, on the device of the ids."""
-        index, first = [], []
+        found: list[Int64] = []
         for sizes in (self.sizes_G[spans], self.counts_G[spans]):
-            index.append(np.repeat(np.arange(len(sizes)), sizes))
-            first.append(sizes.cumsum() - sizes)
-        span_C, span_E, first_G, first_teacher_G = (
-            copy_to(torch.from_numpy(each), self.next_E.device) for each in (*index, *first)
-        )
-        return SpanChunk(span_C, first_G, span_E, first_teacher_G, self.next_E[rows_E])
+            found += [np.repeat(np.arange(len(sizes)), sizes), sizes.cumsum() - sizes, sizes.copy()]
+        here = (copy_to(torch.from_numpy(each), self.next_E.device) for each in found)
+        return SpanChunk._make((*here, self.next_E[rows_E]))
 
 
 class _OwnOutcomes(NamedTuple):
@@ -179,10 +178,9 @@ def aligned(
     ce_weight, kd_weight = objective.weights()
     firsts = labels_C[part.first_G], part.next_E[part.first_teacher_G]
     columns_G2 = torch.stack([column_V[first_G] for column_V, first_G in zip(ids.columns, firsts, strict=True)], 1)
-    size_G, count_G = (torch.bincount(each, minlength=len(columns_G2)) for each in (part.span_C, part.span_E))
     counts_G2, is_same_G = columns_G2 < ids.n, columns_G2[:, 0] == columns_G2[:, 1]
     counts_G2[:, 1] &= ~is_same_G
-    own = _OwnOutcomes(ids.n, columns_G2, counts_G2, counts_G2[:, 0] & is_same_G & (size_G == 1) & (count_G == 1))
+    own = _OwnOutcomes(ids.n, columns_G2, counts_G2, counts_G2[:, 0] & is_same_G & (part.size_G + part.count_G == 2))
 
     def sides(logp_CV: Tensor, logq_EW: Tensor) -> tuple[_Side, _Side]:
         with torch.no_grad():
@@ -211,7 +209,7 @@ def aligned(
     with torch.no_grad():
         one, one_teacher = (student, teacher) if t == 1 else sides(logp_CV, logq_EW)
         top_s, top_t = one.first_GV.argmax(1), one_teacher.first_GV.argmax(1)
-        column_G, size_G = ids.columns[0][top_s], size_G.to(ce_C.dtype)
+        column_G, size_G = ids.columns[0][top_s], part.size_G.to(ce_C.dtype)
         agrees_G = (column_G == ids.columns[1][top_t]) & (column_G < ids.n)
         agrees_G |= (top_s == firsts[0]) & (top_t == firsts[1])
         found_G = (
