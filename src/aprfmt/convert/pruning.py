@@ -38,7 +38,7 @@ def prune_model(call: PruneCall) -> Report:
     weights are unchanged. The model needs training afterwards. The output's provenance records the pruning. Layers may
     be a list of numbers, widths a mapping; other widths are unchanged. A trimmed vocabulary has the tokens that the
     texts in `vocab_from` use, what their merges are made of, added tokens and bytes: these texts are encoded twice, and
-    their tokens must be the same but for their numbers.
+    their tokens may change in their ids only.
 
     Args:
         src: the model.
