@@ -21,7 +21,10 @@ _LITERAL = (TokenType.CONTROL, TokenType.USER_DEFINED)
 ALIGNED = ("aligned", "uld")
 """Values of --vocab-policy for a teacher whose tokenizer is not the student's."""
 
-_OTHERWISE = "apr distill --student FILE --vocab-policy aligned distills between different tokenizers"
+_OTHERWISE = (
+    "use a student with the teacher's tokenizer, or distill between tokenizers: apr distill --student FILE "
+    "--vocab-policy aligned"
+)
 _SUPERSET = "--vocab-policy renormalise trains on the shared tokens only, if the teacher rarely uses the others"
 
 
