@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from llama_peer import LlamaPeer
-from odd_configs import SAME, OddConfig, judge, read_cases
+from odd_configs import REFUSED, SAME, SKIPPED, OddConfig, judge, read_cases
 
 
 @pytest.fixture(scope="module")
@@ -28,4 +28,5 @@ def test_right_refused_or_said(case: OddConfig, tmp_path: Path, llama: LlamaPeer
     verdicts = judge(case, tmp_path, llama)
     assert verdicts["apr"].outcome == SAME, verdicts
     assert all(verdict.fine for verdict in verdicts.values()), verdicts
-    assert case.expected in ("", *(verdict.outcome for verdict in verdicts.values())), verdicts
+    refused = {REFUSED} if verdicts["to_gguf"].outcome == SKIPPED else set()  # llama.cpp has no network for it
+    assert case.expected in {"", *refused, *(verdict.outcome for verdict in verdicts.values())}, verdicts
