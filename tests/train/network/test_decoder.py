@@ -73,7 +73,7 @@ def shape_of_case(case_id: str, **config: Any) -> Shape:
 
 def most(case_id: str) -> float:
     """The largest error of logits; in some cases transformers' float32 is up to 6e-5 from its float64."""
-    return 5e-5 if case_id.startswith(("qwen3_5", "gemma4_text/sharing")) else 1e-5
+    return 5e-5 if case_id.startswith("qwen3_5") or case_id == "gemma4_text/sharing_odd" else 1e-5
 
 
 def gradient_error(a: Tensor, b: Tensor) -> float:
@@ -157,8 +157,9 @@ def learning(reference: Any) -> Any:
 
 @pytest.mark.parametrize("case_id", STUDENTS)
 def test_gradients_equal_those_of_transformers(case_id: str, tiny: Maker) -> None:
+    """In float64: in float32 both are up to 1e-4 from it, by the processor."""
     model = tiny(case_id)
-    decoder, reference = load(model.folder), learning(model.reference)
+    decoder, reference = load(model.folder).double(), learning(model.reference).double()
     labels = model.ids_NT[0, 1:]
     ours = functional.cross_entropy(decoder.logits(decoder(model.ids_NT))[0, :-1], labels)
     theirs = functional.cross_entropy(reference(model.ids_NT, use_cache=False).logits[0, :-1], labels)
@@ -169,7 +170,7 @@ def test_gradients_equal_those_of_transformers(case_id: str, tiny: Maker) -> Non
     found = {hf: part for name, grad in of_parameter.items() for hf, part in hf_parts(decoder.shape, name, grad)}
     assert set(found) == set(expected)
     for hf, grad in found.items():
-        assert gradient_error(grad, expected[hf]) < 10 * most(case_id), hf
+        assert gradient_error(grad, expected[hf]) < 1e-4, hf
         assert bool(expected[hf].any()), hf
 
 
