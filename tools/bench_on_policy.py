@@ -31,6 +31,8 @@ from aprtrain.sampler import continue_prompts, read_prompts
 
 APR = (sys.executable, "-m", "aprfmt")
 PROMPTS, NEW_TOKENS, SEQ_LEN = 256, 128, 1024
+OWN_PROMPTS = 16384
+"""Conversations whose prompts on-policy runs use."""
 
 
 def apr(*words: object) -> None:
@@ -52,12 +54,14 @@ def seconds_per_step(run: Path) -> float:
     return statistics.fmean(step["seconds"] for step in found[len(found) // 5 :])
 
 
-def split(chats: Path, train: Path, judge: Path) -> None:
-    """Writes the conversations to train on, and those whose prompts judge."""
+def split(chats: Path, train: Path, prompts: Path, judge: Path) -> None:
+    """Writes the conversations to train on, those whose prompts are continued, and those whose prompts judge."""
     lines = chats.read_text().splitlines()
     held = lines[:: len(lines) // PROMPTS][:PROMPTS]
     kept = set(held)
-    train.write_text("".join(f"{line}\n" for line in lines if line not in kept))
+    rest = [f"{line}\n" for line in lines if line not in kept]
+    train.write_text("".join(rest))
+    prompts.write_text("".join(rest[:OWN_PROMPTS]))
     judge.write_text("".join(f"{line}\n" for line in held))
 
 
@@ -93,12 +97,12 @@ def judged(student: Path, teacher: Path, judge: Path, device: str) -> dict[str, 
     return {"kl": forward, "reverse_kl": reverse, "agreement": same, "tokens": count}
 
 
-def run_of(out: Path, name: str, args: argparse.Namespace, train: Path, *more: object, steps: int) -> Path:
+def run_of(out: Path, name: str, args: argparse.Namespace, *more: object, steps: int) -> Path:
     """Distils, from the base if there is one, and gives the run's folder."""
     folder, began = out / name, time.monotonic()
     start = ("--student", out / "base/model.apr") if name != "base" else ("--student-init", f"layers:{args.layers}")
     apr(
-        "distill", args.teacher, *start, "--data", train, "-o", folder, "--steps", steps, "--seq-len", SEQ_LEN,
+        "distill", args.teacher, *start, "--data", out / "shards", "-o", folder, "--steps", steps, "--seq-len", SEQ_LEN,
         "--tokens-per-step", args.tokens, "--repeat", "--save-every", 0, "--save-minutes", 0, "--eval-every", 0,
         "--device", args.device, "--allow-weaker-teacher", "--seed", 1, *more,
     )  # fmt: skip
@@ -109,9 +113,11 @@ def run_of(out: Path, name: str, args: argparse.Namespace, train: Path, *more: o
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     """Trains and judges: {run: its scores}."""
     out = args.output
-    train, judge = out / "train.jsonl", out / "judge.jsonl"
+    train, prompts, judge, shards = (out / name for name in ("train.jsonl", "prompts.jsonl", "judge.jsonl", "shards"))
     if not judge.exists():
-        split(args.chats, train, judge)
+        split(args.chats, train, prompts, judge)
+    if not shards.exists():
+        apr("data", train, "--model", args.teacher, "-o", shards)
     found: dict[str, Any] = {}
 
     def add(name: str, folder: Path) -> None:
@@ -129,21 +135,22 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         args.json.write_text(json.dumps(found, indent=1))
 
     if not (out / "base/model.apr").exists():
-        add("base", run_of(out, "base", args, train, "--lr", 6e-4, steps=args.steps))
-    own = ("--prompts", train, "--new-tokens", NEW_TOKENS, "--lr", args.lr)
+        add("base", run_of(out, "base", args, "--lr", 6e-4, steps=args.steps))
+    own = ("--prompts", prompts, "--new-tokens", NEW_TOKENS, "--lr", args.lr)
     arms = {
         "off-policy": ("--lr", args.lr),
         "off-policy, w = 1": ("--lr", args.lr, "--kd-weight", 1),
         "on-policy 0.5, reverse": (*own, "--on-policy", 0.5, "--loss", "reverse"),
         "on-policy 1, reverse": (*own, "--on-policy", 1, "--loss", "reverse"),
         "on-policy 1, jsd": (*own, "--on-policy", 1, "--loss", "jsd"),
+        "on-policy 1, forward": (*own, "--on-policy", 1),
     }
     for number, (name, how) in enumerate(arms.items()):
         if args.arms is not None and str(number) not in args.arms:
             continue
-        probe = run_of(out, f"probe{number}", args, train, *how, steps=args.probe)
+        probe = run_of(out, f"probe{number}", args, *how, steps=args.probe)
         steps = max(args.probe, int(args.seconds / seconds_per_step(probe)))
-        add(name, run_of(out, f"arm{number}", args, train, *how, steps=steps))
+        add(name, run_of(out, f"arm{number}", args, *how, steps=steps))
     return found
 
 
@@ -165,7 +172,7 @@ def trl_speed(args: argparse.Namespace) -> dict[str, float]:
     ]
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     rows = [json.loads(line)["messages"] for line in (out / "train.jsonl").read_text().splitlines()]
-    firsts = [row[: next(i for i, m in enumerate(row) if m["role"] == "assistant") + 1] for row in rows[:20000]]
+    firsts = [row[: next(i for i, m in enumerate(row) if m["role"] == "assistant") + 1] for row in rows[:4000]]
     # With a fingerprint of its own: that of datasets pickles its schema, which not every pyarrow allows.
     table = datasets.table.InMemoryTable(arrow.Table.from_pylist([{"messages": row} for row in firsts]))
     seconds, counts, began = list[float](), list[int](), [0.0]

@@ -33,7 +33,7 @@ def rate_experts(teacher: Teacher, windows: Windows, rows: int, device: torch.de
     count = max(1, min(len(windows), RATED_TOKENS // windows.seq_len))
     ids = [i * len(windows) // count for i in range(count)]
     decoder: Decoder = teacher.decoder
-    with decoder.uncompiled(), decoder.rating_experts() as sums:
+    with decoder.running(), decoder.rating_experts() as sums:
         for start in range(0, count, rows):
             batch = batch_of(windows, ids[start : start + rows]).to(device)
             teacher.hidden(batch.tokens_NT, batch.documents)

@@ -26,6 +26,7 @@ from aprfmt.texts.sequences import Windows
 from aprfmt.texts.shards import part_of
 from aprfmt.texts.sources import list_files
 from aprtrain.data.batches import Batch, batch_of, shuffle_index
+from aprtrain.features import importable
 from aprtrain.network.attention import AttentionPlan, KeyValueCache
 from aprtrain.network.decoder import Decoder, soft_cap
 from aprtrain.network.rotation import cos_sin_of
@@ -99,18 +100,21 @@ class _Generation:
         """Logits after the prompts, float32 [N, vocab_rows]."""
         n = tokens_NT.shape[1]
         self._place_1.fill_(n)
-        return self._advance(tokens_NT, self._places_L[:n])
+        with self._decoder.running():
+            return self._advance(tokens_NT, self._places_L[:n])
 
     def extend(self, token_N: Tensor) -> Tensor:
         """Logits after one more token, float32 [N, vocab_rows]; valid until the next call."""
         self._token_N1.copy_(token_N[:, None])
         if self._graph is not None:
             self._graph.replay()
-        elif self._logits_NV is None or not self._is_replayable:  # the first step compiles kernels
-            self._logits_NV = self._advance(self._token_N1, self._place_1)
         else:
-            self._graph = self._captured()
-            self._graph.replay()
+            with self._decoder.running(self._decoder.decode_block):
+                if self._logits_NV is None or not self._is_replayable:  # the first step compiles kernels
+                    self._logits_NV = self._advance(self._token_N1, self._place_1)
+                else:
+                    self._graph = self._captured()
+                    self._graph.replay()
         self._place_1 += 1
         assert self._logits_NV is not None
         return self._logits_NV
@@ -138,23 +142,28 @@ class _Generation:
         lengths_NT = (self._total - pads_N)[:, None].expand_as(position_NT)
         frequencies = decoder.frequencies(pads_N.device)
         tables = [cos_sin_of(kind, f, position_NT, lengths_NT) for kind, f in zip(s.ropes, frequencies, strict=True)]
-        back_TL = places_T[:, None] - self._places_L
-        is_text_NL = self._places_L >= pads_N[:, None]
-        masks = {}
-        for window in dict.fromkeys(s.windows):
-            seen_TL = (back_TL >= 0) & (back_TL < window) if window else back_TL >= 0
-            masks[window] = (seen_TL & is_text_NL[:, None] | (back_TL == 0))[
-                :, None
-            ]  # padding sees itself: no empty row
-        kind = "eager" if s.attn_softcap or s.has("sinks") else "mask"
+        of_window = {window: self._plan(places_T, window) for window in dict.fromkeys(s.windows)}
         plans = [
-            AttentionPlan(kind, masks[window], cache=cache, places_T=places_T, positions_NT=position_NT)
+            of_window[window]._replace(cache=cache, places_T=places_T, positions_NT=position_NT)
             for cache, window in zip(self._caches, s.windows, strict=True)
         ]
         x_NTD = decoder.run_blocks(x_NTD, tokens_NT, tables, plans)
         hidden_ND = decoder.final_norm(x_NTD[:, -1:])[:, 0]
         logits_NV = functional.linear(hidden_ND, decoder.head_weight[: s.vocab_rows])
         return soft_cap(logits_NV.float(), s.logit_softcap)
+
+    def _plan(self, places_T: Tensor, window: int) -> AttentionPlan:
+        """Attention of the tokens at these places, in layers with this window (0: none)."""
+        s, pads_N = self._decoder.shape, self._pads_N
+        is_written = bool(s.attn_softcap) or s.has("sinks")
+        if len(places_T) == 1 and pads_N.is_cuda and not is_written and importable("triton"):
+            return AttentionPlan("decode", first_N=pads_N.clamp(min=places_T - window + 1) if window else pads_N)
+        back_TL = places_T[:, None] - self._places_L
+        is_text_NL = self._places_L >= pads_N[:, None]
+        seen_TL = (back_TL >= 0) & (back_TL < window) if window else back_TL >= 0
+        # Padding sees itself: no empty row.
+        mask = (seen_TL & is_text_NL[:, None] | (back_TL == 0))[:, None]
+        return AttentionPlan("eager" if is_written else "mask", mask)
 
 
 @torch.no_grad()
@@ -172,20 +181,19 @@ def continue_prompts(
     for row, ids in enumerate(prompts):  # aligned at their ends: all rows get the same next position
         tokens_NL[row, longest - len(ids) : longest] = torch.from_numpy(ids.astype(np.int64)).to(device)
     going_N = torch.ones(len(prompts), dtype=torch.bool, device=device)
-    with decoder.uncompiled():
-        texts = _Generation(decoder, pads_N, total)
-        logits_NV = texts.begin(tokens_NL[:, :longest])
-        for at in range(longest, total):
-            if temperature:
-                next_N = torch.multinomial((logits_NV / temperature).softmax(1), 1, generator=generator)[:, 0]
-            else:
-                next_N = logits_NV.argmax(1)
-            tokens_NL[:, at] = torch.where(going_N, next_N, end)
-            going_N &= next_N != end
-            is_last = at + 1 == total or (at % _LOOK_EVERY == 0 and not bool(going_N.any()))
-            if is_last:
-                break
-            logits_NV = texts.extend(tokens_NL[:, at])
+    texts = _Generation(decoder, pads_N, total)
+    logits_NV = texts.begin(tokens_NL[:, :longest])
+    for at in range(longest, total):
+        if temperature:
+            next_N = torch.multinomial((logits_NV / temperature).softmax(1), 1, generator=generator)[:, 0]
+        else:
+            next_N = logits_NV.argmax(1)
+        tokens_NL[:, at] = torch.where(going_N, next_N, end)
+        going_N &= next_N != end
+        is_last = at + 1 == total or (at % _LOOK_EVERY == 0 and not bool(going_N.any()))
+        if is_last:
+            break
+        logits_NV = texts.extend(tokens_NL[:, at])
     rows = tokens_NL[:, longest:].tolist()
     return [row[: row.index(end) + 1] if end in row else row for row in rows]
 

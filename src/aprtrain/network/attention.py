@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from aprfmt.errors import UsageError
 from aprtrain.features import Verdict, current, importable
 from aprtrain.kernels.cross_check import agree
+from aprtrain.kernels.decode import attend_one
 from aprtrain.kernels.flash4 import flash4
 
 _FLASH_HEAD = 256
@@ -120,6 +121,8 @@ class AttentionPlan(NamedTuple):
         cache: of the layer, while text is generated; the mask is then [N, 1, T, positions of the cache].
         places_T: positions of the T tokens in the cache, int64.
         positions_NT: position of each token in its document, for layers without attention.
+        first_N: first position of the cache that each row's new token sees, for "decode" (one token per row, our own
+            kernel), int64.
     """
 
     kind: str
@@ -130,6 +133,7 @@ class AttentionPlan(NamedTuple):
     cache: KeyValueCache | None = None
     places_T: Tensor | None = None
     positions_NT: Tensor | None = None
+    first_N: Tensor | None = None
 
 
 def choose(
@@ -264,9 +268,10 @@ def attend(
     Heads of V may be smaller than those of Q and K; the output has their size.
     """
     kind, mask = plan.kind, plan.mask
-    if plan.cache is not None:
-        assert plan.places_T is not None
+    if plan.cache is not None and plan.places_T is not None:
         k_NTKE, v_NTKE = plan.cache.extend(plan.places_T, k_NTKE, v_NTKE)
+        if plan.first_N is not None:
+            return attend_one(q_NTHE, k_NTKE, v_NTKE, plan.first_N, plan.places_T, scale)
         plan = plan._replace(cache=None)
     if v_NTKE.shape[-1] < q_NTHE.shape[-1]:
         wide = functional.pad(v_NTKE, (0, q_NTHE.shape[-1] - v_NTKE.shape[-1]))
@@ -279,11 +284,11 @@ def attend(
     if kind == "varlen":
         return _varlen(q_NTHE, k_NTKE, v_NTKE, plan, scale, sinks)
     q, k, v = (x.transpose(1, 2) for x in (q_NTHE, k_NTKE, v_NTKE))
+    shared = q.shape[1] != k.shape[1]
     if kind == "eager":
         assert mask is not None
-        return _eager(q, k, v, mask, scale, softcap, sinks).transpose(1, 2)
-    shared = q.shape[1] != k.shape[1]
-    if kind == "cudnn":
+        out = _eager(q, k, v, mask, scale, softcap, sinks)
+    elif kind == "cudnn":
         with sdpa_kernel(_CUDNN_FIRST, set_priority=True):
             out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shared)
     elif shared and mask is not None and q.shape[2] == 1:

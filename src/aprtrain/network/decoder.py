@@ -388,6 +388,7 @@ class Decoder(nn.Module):
         shape: the dimensions of the network.
         lora: the adapters beside its frozen matrices, see `network.lora`; None: all weights are trained.
         recompute: "none", or "block": activation checkpointing of each block.
+        decode_block: `Block.compute` for one new position per row; compiled if the blocks are.
     """
 
     embed: Tensor
@@ -408,6 +409,7 @@ class Decoder(nn.Module):
         for name in ("norm_bias", "ple_embed", "ple_proj", "ple_proj_norm"):
             self.register_parameter(name, None)
         _register(self, shape.outer, dtype, device)
+        self.decode_block: Callable[..., BlockOutput] = Block.compute
         self._on_device: list[Tensor] = []
         # Multiplied in the network's dtype, by a scale rounded to that dtype.
         self._embed_scale = float(torch.tensor(shape.embed_scale, dtype=dtype))
@@ -540,6 +542,7 @@ class Decoder(nn.Module):
             return
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         compiled = _Compiled(torch.compile(Block.compute, fullgraph=True, dynamic=False, backend=backend))
+        self.decode_block = _Compiled(torch.compile(Block.compute, fullgraph=True, dynamic=True, backend=backend))
         for block in self.blocks:
             assert isinstance(block, Block)
             block.fuses = block.can_fuse()
@@ -570,17 +573,21 @@ class Decoder(nn.Module):
                 block.ratings = None
 
     @contextmanager
-    def uncompiled(self) -> Iterator[None]:
-        """Within it, blocks run uncompiled and without fused kernels: for shapes that training does not have."""
+    def running(self, function: Callable[..., BlockOutput] = Block.compute) -> Iterator[None]:
+        """Within it, blocks run uncompiled, or by `function` if they are compiled, and without fused kernels.
+
+        For shapes that training does not have.
+        """
         blocks = [block for block in self.blocks if isinstance(block, Block)]
         before = [(block.function, block.fuses) for block in blocks]
         for block in blocks:
-            block.function, block.fuses = Block.compute, False
+            block.function = Block.compute if block.function is Block.compute else function
+            block.fuses = False
         try:
             yield
         finally:
-            for block, (function, fuses) in zip(blocks, before, strict=True):
-                block.function, block.fuses = function, fuses
+            for block, (own, fuses) in zip(blocks, before, strict=True):
+                block.function, block.fuses = own, fuses
 
     def hf_tensors(self) -> dict[str, Tensor]:
         """Views of the parameters by Hugging Face name, in HF row order; writing to them changes the network."""
