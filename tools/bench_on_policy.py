@@ -33,6 +33,8 @@ APR = (sys.executable, "-m", "aprfmt")
 PROMPTS, NEW_TOKENS, SEQ_LEN = 256, 128, 1024
 OWN_PROMPTS = 16384
 """Conversations whose prompts on-policy runs use."""
+_JUDGED_AT_ONCE = 32
+"""Texts."""
 
 
 def apr(*words: object) -> None:
@@ -82,17 +84,22 @@ def judged(student: Path, teacher: Path, judge: Path, device: str) -> dict[str, 
     with open_network(student) as network:
         own = load_decoder(network, torch.float32, device)
     sums, count = np.zeros(3), 0
-    for prompt, new in texts:
-        ids = torch.tensor([[*prompt.tolist(), *new]], device=device)
-        logs = []
-        for decoder in (own, other):
-            hidden = decoder(ids[:, :-1])[0, len(prompt) - 1 :]
-            logs.append(functional.log_softmax(functional.linear(hidden, decoder.head_weight).float(), -1))
-        student_log, teacher_log = logs
-        sums[0] += float((teacher_log.exp() * (teacher_log - student_log)).sum())
-        sums[1] += float((student_log.exp() * (student_log - teacher_log)).sum())
-        sums[2] += float((student_log.argmax(-1) == teacher_log.argmax(-1)).sum())
-        count += len(new)
+    texts.sort(key=lambda text: len(text[0]) + len(text[1]))
+    for start in range(0, len(texts), _JUDGED_AT_ONCE):
+        some = texts[start : start + _JUDGED_AT_ONCE]
+        rows = [torch.tensor([*prompt.tolist(), *new[:-1]], device=device) for prompt, new in some]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)  # behind the texts: nothing looks there
+        hidden = own(ids), other(ids)
+        for row, (prompt, new) in enumerate(some):
+            spot = slice(len(prompt) - 1, len(prompt) - 1 + len(new))
+            student_log, teacher_log = (
+                functional.log_softmax(functional.linear(h[row, spot], decoder.head_weight).float(), -1)
+                for h, decoder in zip(hidden, (own, other), strict=True)
+            )
+            sums[0] += float((teacher_log.exp() * (teacher_log - student_log)).sum())
+            sums[1] += float((student_log.exp() * (student_log - teacher_log)).sum())
+            sums[2] += float((student_log.argmax(-1) == teacher_log.argmax(-1)).sum())
+            count += len(new)
     forward, reverse, same = sums / count
     return {"kl": forward, "reverse_kl": reverse, "agreement": same, "tokens": count}
 

@@ -121,8 +121,16 @@ class _Generation:
 
     @property
     def _is_replayable(self) -> bool:
-        """Whether the weights keep their addresses: not with FSDP2, which gathers them for each use."""
-        return self._token_N1.is_cuda and type(self._decoder.norm) is torch.nn.Parameter
+        """Whether a step never waits for the GPU, and the weights keep their addresses.
+
+        FSDP2 gathers them for each use; grouped products of experts are kernels in bfloat16 on Hopper, elsewhere loops
+        on the CPU.
+        """
+        weight = self._decoder.norm
+        if not weight.is_cuda or type(weight) is not torch.nn.Parameter:
+            return False
+        is_hopper = torch.cuda.get_device_capability(weight.device)[0] >= 9
+        return self._decoder.shape.experts is None or (weight.dtype == torch.bfloat16 and is_hopper)
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         # Not torch.cuda.graph: it returns all cached memory to the driver each time.
