@@ -396,7 +396,7 @@ def tensors_of(decoder: Decoder) -> dict[str, CanonicalTensor]:
 
 
 def initialize_weights(decoder: Decoder, seed: int, spread: float = 0.02) -> None:
-    """Initializes the weights at random, identically on every device.
+    """Initializes the weights at random, identically on every device and in every dtype.
 
     Matrices are normal with standard deviation `spread`, divided by sqrt(2 n_layers) for residual projections
     (Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3); norm weights are 1.
@@ -411,7 +411,7 @@ def initialize_weights(decoder: Decoder, seed: int, spread: float = 0.02) -> Non
             plain = ("scale", "delta_norm", "dt_bias") if s.norm_plus_one else ("scale", "norm")
             tensor.fill_(float(name.endswith(plain)))
             if name == "decay":
-                tensor.copy_(torch.empty_like(tensor, device="cpu").uniform_(1, 16, generator=generator).log())
+                tensor.copy_(torch.empty(tensor.shape).uniform_(1, 16, generator=generator).log())
 
 
 # --- where a checkpoint comes from ---

@@ -87,6 +87,17 @@ def random_decoder(shape: Shape, dtype: torch.dtype = torch.float32, device: str
     return decoder
 
 
+@pytest.mark.parametrize("case_id", ["llama", "gemma2", "lfm2", "qwen3_5_text"])
+def test_initial_weights_are_the_same_in_every_dtype(case_id: str) -> None:
+    shape = shape_of_case(case_id)
+    single, double, half = (
+        random_decoder(shape, d).state_dict() for d in (torch.float32, torch.float64, torch.bfloat16)
+    )
+    for name, weight in single.items():
+        assert torch.equal(double[name].float(), weight)
+        assert torch.equal(half[name], weight.to(half[name].dtype))
+
+
 @pytest.mark.turns(rows=True)
 @pytest.mark.parametrize("case_id", CASES)
 def test_logits_equal_those_of_transformers(case_id: str, tiny: Maker) -> None:
@@ -328,8 +339,8 @@ def test_a_gpu_computes_the_same_in_float32_and_nearly_so_in_bfloat16(
             if compiled:
                 decoder.compile_blocks()
             off = (decoder(tokens_NT.cuda(), on_gpu).cpu().float() - expected).abs().amax(-1) / expected.abs().max()
-            # Rounded scores of experts that are nearly equal choose others.
-            assert float(off.quantile(0.8 if shape.experts else 1.0)) < most
+            # Rounded scores of experts that are nearly equal choose others; the states of a delta rule keep roundings.
+            assert float(off.quantile(0.8 if shape.experts or shape.delta else 1.0)) < most
     if not shape.attn_softcap:
         plan = choose(
             tokens_NT.cuda(), on_gpu, None,
