@@ -36,8 +36,10 @@ def main(rows: list[str]) -> None:
         if line["row"] in LISTED and line["row"] not in REMOTE:
             _update(ARCHITECTURES[line["row"]], line["model_type"], line["values"])
     for row in {line["row"] for line in lines} & {*LISTED}:
+        first = next(line for line in lines if line["row"] == row)
+        first.pop("rotates", None)
         if rotates := rotation_of(ARCHITECTURES[row]):
-            next(line for line in lines if line["row"] == row)["rotates"] = rotates
+            first["rotates"] = rotates
     order = {row: at for at, row in enumerate(LISTED)}
     lines.sort(key=lambda line: order.get(line["row"], len(order)))
     DEFAULTS.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import cached_property
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from arch_cases_plain import SIZES, SMALL  # noqa: E402
 from arch_models import quiet_transformers  # noqa: E402
 
 from aprfmt.arch.families.plain import LINES, PlainLine  # noqa: E402
-from aprfmt.arch.grammar import evaluate  # noqa: E402
+from aprfmt.arch.grammar import evaluate, size_words  # noqa: E402
 from aprfmt.arch.row import HEAD, OPTIONAL, OUTPUT, REQUIRED  # noqa: E402
 
 Shapes = dict[str, tuple[int, ...]]
@@ -72,8 +73,8 @@ class UnfitError(Exception):
     """A class that cannot be described by a line; the message says why."""
 
 
-class _Probe:
-    """A class of transformers whose tiny models are looked at."""
+class Probe:
+    """A class of transformers, its tiny models and the shapes of its full one."""
 
     def __init__(self, name: str, like: str = "") -> None:
         self.library = quiet_transformers()
@@ -95,6 +96,7 @@ class _Probe:
         return ""
 
     def config(self, sizes: Mapping[str, int], **more: Any) -> Any:
+        """The config of a tiny model."""
         values = {key: sizes[field] for field, key in self.sizes.items() if field in sizes}
         if isinstance(self.fields.get("head_dim"), int):
             values["head_dim"] = sizes["head_dim"]
@@ -132,21 +134,31 @@ class _Probe:
         return found
 
     def full_shapes(self) -> Shapes:
-        """Shapes of the model that the config class makes by itself, in the model's own names; no weights are made.
+        """Shapes of the full model by template, of those that all tensors of a name share.
 
         Raises UnfitError if it has tensors that the tiny model has not: SIZES then gives that layers of each kind.
         """
+        if lost := _kinds(self.full) - _kinds(self.planned(self.config(FIRST))):
+            raise UnfitError(f"the tiny model lacks {sorted(lost)[0]} and {len(lost) - 1} more")
+        found: dict[str, set[tuple[int, ...]]] = {}
+        for name, shape in self.full.items():
+            found.setdefault(template_of(name), set()).add(shape)
+        return {name: next(iter(shapes)) for name, shapes in found.items() if len(shapes) == 1}
+
+    @cached_property
+    def full(self) -> Shapes:
+        """Names and shapes of the model that the config class makes by itself."""
+        return self.planned(self.config_class())
+
+    def planned(self, config: Any) -> Shapes:
+        """Names and shapes that a checkpoint of the config would have; no weights are made."""
         import torch
+        from transformers.core_model_loading import revert_weight_conversion
 
         with torch.device("meta"):
-            model, tiny = self.model_class(self.config_class()), self.model_class(self.config(FIRST))
-        if lost := {*map(template_of, model.state_dict())} - {*map(template_of, tiny.state_dict())}:
-            raise UnfitError(f"the tiny model lacks {sorted(lost)[0]} and {len(lost) - 1} more")
-        found: dict[str, list[tuple[int, ...]]] = {}
-        for name, weight in model.state_dict().items():
-            own = f"model.{name}" if self.inside else name
-            found.setdefault(template_of(own), []).append(tuple(weight.shape))
-        return {name: shapes[0] for name, shapes in found.items() if len({*shapes}) == 1}
+            model = self.model_class(config)
+        saved = revert_weight_conversion(model, model.state_dict())
+        return {f"model.{name}" if self.inside else name: tuple(weight.shape) for name, weight in saved.items()}
 
     @staticmethod
     def _name_of(module: Any, file: Any) -> str:
@@ -166,7 +178,7 @@ class _Probe:
         found = []
         for name in dict.fromkeys(name for names in self._tabled("MASKED_LM", "CAUSAL_LM", "") for name in names):
             if name != self.model_class.__name__:
-                other = _Probe(name, self.model_class.__name__)
+                other = Probe(name, self.model_class.__name__)
                 shapes = {template_of(tensor) for tensor in other.shapes(FIRST)}
                 beginning = "" if name.endswith("Model") and self.prefix not in _firsts(shapes) else f"{self.prefix}."
                 if own and _body(shapes, beginning) == own:
@@ -227,7 +239,12 @@ def template_of(name: str) -> str:
     return re.sub(r"\bexpert_\d+", "expert_{e}", ".".join(parts))
 
 
-def words_of(probe: _Probe, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
+def _kinds(shapes: Shapes) -> set[tuple[str, int]]:
+    """Names and numbers of dimensions: of one name, layers of two kinds may have a matrix and a vector."""
+    return {(template_of(name), len(shape)) for name, shape in shapes.items()}
+
+
+def words_of(probe: Probe, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
     """Words of sizes and their values for a tiny model, or for that of the class's own config."""
     config = (probe.config_class() if sizes is None else probe.config(sizes)).to_dict()
     words = {WORDS[field]: config.get(key) for field, key in probe.sizes.items() if field in WORDS}
@@ -235,7 +252,7 @@ def words_of(probe: _Probe, sizes: Mapping[str, int] | None = None) -> dict[str,
     head_dim = config.get("head_dim") or (hidden // heads if heads and hidden else None)
     if heads and head_dim:
         words |= {"head_dim": head_dim, "q": heads * head_dim, "kv": (words.get("kv_heads") or heads) * head_dim}
-    words |= {name: value for name, value in config.items() if name in probe.fields and name not in words}
+    words |= {name: config[name] for name in probe.fields if name in config and name not in {*IGNORED, *words}}
     return {name: value for name, value in words.items() if type(value) is int and value > 0}
 
 
@@ -254,7 +271,7 @@ def sizes_by_value(a: Mapping[str, int], b: Mapping[str, int]) -> Table:
 class _Sizes:
     """Words for the dimensions of a class's tensors, from two tiny models and the names of its own, full one."""
 
-    def __init__(self, probe: _Probe) -> None:
+    def __init__(self, probe: Probe) -> None:
         self.words = words_of(probe, FIRST)
         self.table = sizes_by_value(self.words, words_of(probe, SECOND))
         self.full = probe.full_shapes()
@@ -282,7 +299,10 @@ def size_of(
 ) -> str:
     """The simplest size that gives both values, and `full` for a network of these words; `any_size` without one."""
     sizes = table.get((Fraction(values[0]), Fraction(values[1])), [])
-    return next((size for size in sizes if full is None or evaluate(size, words or {}) in (full, None)), UNKNOWN)
+    known = words or {}
+    return next(
+        (one for one in sizes if full is None or size_words(one) - {*known} or evaluate(one, known) == full), UNKNOWN
+    )
 
 
 Table = dict[tuple[Fraction, Fraction], list[str]]
@@ -305,6 +325,8 @@ def _combined(pairs: Pairs) -> Sizes:
     for (one, (x, y)), (two, (v, w)) in combinations(pairs.items(), 2):
         yield f"{one}*{two}", (x * v, y * w)
         yield f"{one}+{two}", (x + v, y + w)
+        if one.removesuffix("_start") == two.removesuffix("_end") != one:  # of layers that run several times
+            yield f"2*{two}-2*{one}", (2 * v - 2 * x, 2 * w - 2 * y)
         if "heads" in pairs and {one, two} < _PARTS:  # of latent attention
             heads = pairs["heads"]
             yield f"heads*{one}+heads*{two}", (heads[0] * (x + v), heads[1] * (y + w))
@@ -324,7 +346,7 @@ UNKNOWN = "any_size"
 
 def line_of(name: str) -> PlainLine:
     """The line of a class. Raises UnfitError."""
-    probe = _Probe(name)
+    probe = Probe(name)
     shapes = probe.shapes(FIRST), probe.shapes(SECOND)
     first, second = map(_by_template, shapes)
     if first.keys() != second.keys():
@@ -335,10 +357,17 @@ def line_of(name: str) -> PlainLine:
         for found in sorted(first, key=lambda name: name.endswith(".bias"))
     }
     tensors = {found: tensors[found] for found in first}
+    second_shapes = [_of_other_rank(one) for one in shapes]
+    tensors |= {
+        found: (f"{tensors[found][0]}|{dims(found, second_shapes[0][found], second_shapes[1][found])}", REQUIRED)
+        for found in second_shapes[0]
+    }
     counts = _stacks(shapes[0])
     depth = {stack: _depth(layers, dims.words, alone=len(counts) == 1) for stack, layers in counts.items()}
     counts = {stack: dims.words["layers"] if depth[stack] == "layers" else n for stack, n in counts.items()}
     tensors |= {found: (tensors[found][0], OPTIONAL) for found in _not_in_all_layers(shapes[0], counts)}
+    if not probe.inside:
+        tensors |= {found: (tensors[found][0], OPTIONAL) for found in first.keys() - {*map(template_of, probe.full)}}
     tensors |= _switched(probe, tensors, dims, counts)
     if probe.tied is not None:
         kept = {template_of(tensor) for tensor in probe.shapes(FIRST, tie_word_embeddings=True)}
@@ -379,14 +408,24 @@ def _also(tensor: tuple[str, str], need: str) -> tuple[str, str]:
 def _by_template(shapes: Shapes) -> Shapes:
     """The shape that all tensors of a name have; 0 for a dimension that is not the same in each layer.
 
-    Raises UnfitError if the number of dimensions is not.
+    Of a name with shapes of several numbers of dimensions, that of the first layer.
     """
     found: Shapes = {}
     for tensor, shape in shapes.items():
         other = found.setdefault(template_of(tensor), shape)
-        if len(other) != len(shape):
-            raise UnfitError(f"{template_of(tensor)} has {other} and {shape}")
-        found[template_of(tensor)] = tuple(a if a == b else 0 for a, b in zip(other, shape, strict=True))
+        if len(other) == len(shape):
+            found[template_of(tensor)] = tuple(a if a == b else 0 for a, b in zip(other, shape, strict=True))
+    return found
+
+
+def _of_other_rank(shapes: Shapes) -> Shapes:
+    """The shapes that `_by_template` leaves out. Raises UnfitError for a name with a third number of dimensions."""
+    first = _by_template(shapes)
+    others = {name: shape for name, shape in shapes.items() if len(shape) != len(first[template_of(name)])}
+    found = _by_template(others)
+    for tensor, shape in others.items():
+        if len(shape) != len(found[template_of(tensor)]):
+            raise UnfitError(f"{template_of(tensor)} has vectors, matrices and more")
     return found
 
 
@@ -430,7 +469,7 @@ def _depth(layers: int, words: Mapping[str, int], *, alone: bool) -> str:
 
 
 def _switched(
-    probe: _Probe, tensors: Mapping[str, tuple[str, str]], dims: _Sizes, stacks: Mapping[str, int]
+    probe: Probe, tensors: Mapping[str, tuple[str, str]], dims: _Sizes, stacks: Mapping[str, int]
 ) -> dict[str, tuple[str, str]]:
     """The tensors that a switch of the config adds or takes away, by the name itself where it is of no known stack."""
 

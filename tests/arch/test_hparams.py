@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arch_cases import CASES, DIMS, LLAMA3, LLAMA3_FACTORS, Case
+from arch_models import find_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
@@ -229,6 +230,18 @@ def test_smollm2(smollm2_gguf: Any) -> None:
     ours = to_gguf(h, ARCHITECTURES["llama"], file_type=kv["general.file_type"])
     assert [key[:2] for key in ours] == keys
     assert gguf_values(ours, "llama") == {"general.architecture": "llama", **{key: kv[key] for key, _ in keys}}
+
+
+@pytest.mark.parametrize("cap", [None, 30.0])
+def test_a_gemma4_assistant_has_the_cap_of_its_config(cap: float | None) -> None:
+    """Unlike Gemma 4, whose loader in llama.cpp takes 30 for an absent key."""
+    case = find_case("gemma4_assistant")
+    text = {**case.config["text_config"], "final_logit_softcapping": cap, "vocab_size": 512}
+    h = from_hf_config({**case.config, "architectures": [case.model_class], "text_config": text})
+    written = to_gguf(h, ARCHITECTURES["gemma4_assistant"])
+    assert {key: value for key, _, value in written}.get("gemma4-assistant.final_logit_softcapping") == cap
+    again = from_gguf(gguf_values(written, "gemma4-assistant"))
+    assert again.extra.get("final_logit_softcapping") == cap
 
 
 def test_missing_dims_are_named() -> None:

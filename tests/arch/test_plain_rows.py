@@ -10,12 +10,20 @@ from arch_models import build, find_case, write_tokenizers
 
 import aprfmt
 from aprfmt.arch.families.plain import LINES
+from aprfmt.arch.hparams import from_hf_config
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.loaders import loader_of
-from aprfmt.arch.names import canonical_name
+from aprfmt.arch.names import canonical_name, check_shapes, check_tensors
 from aprfmt.arch.table import ARCHITECTURES, find
 from aprfmt.errors import RefusedError
-from plain_rows import UNKNOWN, line_of, size_of, sizes_by_value, template_of
+from plain_rows import UNKNOWN, Probe, line_of, size_of, sizes_by_value, template_of
 
+NAMES = [json.loads(line)["classes"][0] for line in LINES.read_text("utf-8").splitlines()]
+NOT_BUILT = {
+    "MuseSparkForCausalLM",  # not a class of transformers: its wrapper's case covers it
+    *("AXK1ForCausalLM", "AXK2ForCausalLM", "BeamForCausalLM", "FlintForCausalLM", "Kolibri1ForCausalLM"),
+    *("LongcatFlashForCausalLM", "NllbMoeForConditionalGeneration"),  # tens of thousands of tensors
+}
 TABLE = sizes_by_value(
     {"hidden": 96, "ffn": 112, "heads": 4, "x": 20}, {"hidden": 128, "ffn": 144, "heads": 8, "x": 30}
 )
@@ -25,6 +33,20 @@ TABLE = sizes_by_value(
 def test_a_line_is_what_the_class_has() -> None:
     lines = {line["classes"][0]: line for line in map(json.loads, LINES.read_text("utf-8").splitlines())}
     assert json.loads(json.dumps(line_of("OPTForCausalLM"))) == lines["OPTForCausalLM"]
+
+
+@pytest.mark.turns(of=16)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_BUILT])
+def test_the_full_network_of_a_class_fits_its_row(name: str) -> None:
+    """At the sizes of its config class, where equal sizes of a tiny network differ and optional parts are absent."""
+    probe = Probe(name)
+    config = json.loads(json.dumps(probe.config_class().to_dict()))
+    h = from_hf_config({**config, "architectures": [name]})
+    row = ARCHITECTURES[str(h.architecture)]
+    computed = "embed_positions" if name == "MarianMTModel" else "nothing"  # which checkpoints leave out
+    shapes = {tensor: shape for tensor, shape in probe.full.items() if computed not in tensor}
+    check_shapes(row, h, shapes)
+    check_tensors(row, h, list(shapes))
 
 
 @pytest.mark.parametrize(
@@ -54,6 +76,16 @@ def test_layers_of_a_kind_that_the_first_ones_are_not_have_their_tensors() -> No
     beam = ARCHITECTURES["beam"]
     needs = {row.hf[0].partition("{n}.")[2]: row.need for row in beam.tensors}
     assert (needs["mlp.up_proj.weight"], needs["mlp.experts.{e}.up_proj.weight"]) == ("optional", "optional")
+
+
+def test_layers_of_two_kinds_may_have_a_matrix_and_a_vector_of_one_name() -> None:
+    row, name = ARCHITECTURES["inkling2_text"], "model.llm.attn_res.attn_queries.1"
+    h = Hyperparams(num_layers=4, hidden_size=64)
+    for shape in ((3, 64), (64,)):
+        check_shapes(row, h, {name: shape})
+    for wrong in ((2, 64), (63,), (3, 64, 1)):
+        with pytest.raises(RefusedError, match=r"require \[3, hidden 64\]"):
+            check_shapes(row, h, {name: wrong})
 
 
 def test_names_have_their_layers_and_experts() -> None:

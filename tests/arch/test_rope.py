@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from arch_cases import DIMS, LINEAR, LLAMA3, LLAMA3_FACTORS, YARN
+from arch_models import find_case
 
 from aprfmt.arch import rope, rope_factors, rope_gguf
 from aprfmt.arch.blocks.decoder import DECODER, ROPE_DIM
@@ -112,6 +113,17 @@ def test_spellings_of_a_partial_rotation(config: dict[str, Any]) -> None:
     llama = read(**config)  # whose class in transformers rotates whole heads whatever its config says
     assert "partial_rotary_factor" not in llama.extra
     assert keys(llama)["rope.dimension_count"] == 16
+
+
+def test_a_draft_rotates_the_part_of_a_head_that_its_config_names() -> None:
+    """DFlashDraftModel does; MuseGlimmerAssistant, which shares its row and rotates whole heads, names none."""
+    case = find_case("dflash/scales")
+    h, row = (
+        from_hf_config({**case.config, "architectures": [case.model_class], "vocab_size": 512}),
+        ARCHITECTURES["dflash"],
+    )
+    assert keys(h, row)["rope.dimension_count"] == 8
+    assert rope.rotary_dim(back(h, row)) == 8
 
 
 def test_counts_of_rotated_values_that_a_class_does_not_read() -> None:

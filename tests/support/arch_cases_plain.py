@@ -47,16 +47,18 @@ SMALL: dict[str, int] = {
     "conv1d_width": 3,
     "intermediate_multiple_size": 3,
     "loop_gate_rank": 11,
+    "loop_layer_index_start": 1,
+    "loop_layer_index_end": 2,
     "ngram": 3,
     "cross_attention_hidden_size": 52,
     "zero_expert_num": 4,
     "moe_hidden_size": 30,
     "expert_ffn_hidden_size": 40,
     "swa_num_attention_heads": 4,
-    "swa_num_key_value_heads": 2,
+    "swa_num_key_value_heads": 1,
     "swa_head_dim": 20,
     "sliding_window_size": 8,
-    "d_rel": 6,
+    "d_rel": 7,
     "rel_extent": 24,
     "index_head_dim": 18,
     "index_n_heads": 2,
@@ -79,6 +81,11 @@ SMALL: dict[str, int] = {
 }
 """Sizes of tiny models, for config classes that know the key."""
 _INKLING: dict[str, Any] = {"layer_types": ["hybrid_sliding", "hybrid"], "mlp_layer_types": ["dense", "sparse"]}
+_INKLING_BLOCKS: dict[str, Any] = {
+    "unpadded_vocab_size": 500,
+    "num_hidden_layers": 4,
+    **{key: 2 * kinds for key, kinds in _INKLING.items()},
+}
 SIZES: dict[str, dict[str, Any]] = {
     "AXK1ForCausalLM": {"head_dim": 8, "num_key_value_heads": 4},
     "AXK2ForCausalLM": {"head_dim": 8, "num_key_value_heads": 4},
@@ -92,14 +99,8 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "FlintForCausalLM": {"mlp_only_layers": [0], "layer_types": ["full_attention", "sliding_attention"]},
     "InklingForCausalLM": _INKLING,
-    "Inkling2ForCausalLM": {**_INKLING, "unpadded_vocab_size": 500},
-    "Inkling2LoopForCausalLM": {
-        **_INKLING,
-        "unpadded_vocab_size": 500,
-        "loop_layer_index_start": 1,
-        "loop_layer_index_end": 2,
-        "n_layers_per_attn_res_block": 1,
-    },
+    "Inkling2ForCausalLM": {**_INKLING_BLOCKS, "n_layers_per_attn_res_block": 2},
+    "Inkling2LoopForCausalLM": {**_INKLING_BLOCKS, "n_layers_per_attn_res_block": 1},
     "Lfm3ForCausalLM": {"layer_types": ["conv", "full_attention"], "mlp_layer_types": ["dense", "sparse"]},
     "LongcatFlashForCausalLM": {"head_dim": 8, "num_key_value_heads": 4},
     "NllbMoeForConditionalGeneration": {

@@ -58,6 +58,7 @@ OF_THE_MODEL = {
     ("cohere2_moe", "first_k_dense_replace"),  # a key that the class reads without having it
     ("dflash", "use_sliding_window"),  # always, in MuseGlimmerAssistant
     ("dflash", "tie_word_embeddings"),  # no head at all
+    ("dflash", "rotates"),  # the part that a config.json of DFlashDraftModel names, all in MuseGlimmerAssistant
 }
 """Defaults that no class has."""
 
@@ -100,7 +101,7 @@ def rotation_of(row: Architecture) -> str:
     if not types:  # a row that only its class names
         cases = [case for case in all_cases() if case.row == row.id and case.computable]
         types = [getattr(quiet_transformers(), case.config_class).model_type for case in cases]
-    if row.id in REMOTE or not types:
+    if row.id in REMOTE or not types or not is_of_the_class(row, "rotates"):
         return ""
     config_class = type(class_config(types[0]))
     whole, half = (_rotated(config_class, part=part) for part in (1.0, 0.5))

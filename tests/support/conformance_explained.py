@@ -64,6 +64,12 @@ EXPLAINED: tuple[Explained, ...] = (
         "gemma3n.activation_sparsity_scale",
         "llama.cpp reads none: it has one sparsity in the first ten layers, and other networks are refused",
     ),
+    Explained(
+        "gemma3n_text/padded",
+        "per_layer_token_embd.weight",
+        "token 0's row from vocab_size_per_layer_input on, as transformers computes; the converter's are zeros",
+    ),
+    Explained("llama/sarashina2_vision", "llama.rope.freq_base", _THETA),
     Explained("laguna/layer_types", "laguna.attention.sliding_window_pattern", _LAGUNA_LAYERS),
     Explained("laguna/global", "laguna.attention.sliding_window", _LAGUNA_LAYERS),
     Explained("bitnet*", "bitnet.rope.scaling.*", "a linear scaling by 1, which is none"),

@@ -37,6 +37,7 @@ CASES = [
     "lfm2",
     "gemma4_text/sharing",
     "qwen3_5_text/heads",
+    "qwen3_next",
 ]
 
 

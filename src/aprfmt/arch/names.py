@@ -499,7 +499,7 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
         known = [shape_of(one, sizes(layer)) for one in dims]
         if not any(_fits(shape, one) for one in known):
             want = ", ".join(
-                f"{dim} {size}" if size is not None else dim
+                dim if size is None or dim.isdigit() else f"{dim} {size}"
                 for dim, size in zip(dims_of(dims[0]), known[0], strict=True)
             )
             raise RefusedError(

@@ -214,7 +214,7 @@ class Block(nn.Module):
 
     def _recurrent(self, y_NTD: Tensor, plan: AttentionPlan, at: DeltaNet) -> Tensor:
         """A gated delta network: the delta rule of convolved heads, normalized and gated."""
-        qkv, z, beta, a = torch.split(self._linear(y_NTD, "qkv"), [*at.widths], -1)
+        qkv, z, beta, a = at.split(self._linear(y_NTD, "qkv"))
         wide = torch.promote_types(y_NTD.dtype, torch.float32)
         qkv = functional.silu(causal_conv(qkv, self.conv, self.conv_bias, plan)).to(wide)
         q, k, v = torch.split(qkv, [*[at.k_heads * at.k_dim] * 2, at.v_heads * at.v_dim], -1)

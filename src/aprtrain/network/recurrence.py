@@ -20,18 +20,29 @@ _CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """The sizes of gated delta networks: heads of keys and of values, and the sizes of each."""
+    """The sizes of gated delta networks: heads of keys and of values, and the sizes of each.
+
+    `grouped` if the rows of the projections are ordered by heads of keys, as Qwen3-Next's are.
+    """
 
     k_heads: int
     v_heads: int
     k_dim: int
     v_dim: int
+    grouped: bool = False
 
-    @property
-    def widths(self) -> tuple[int, int, int, int]:
-        """Rows of the fused projection: Q, K and V; the output gate; learning rates; decays."""
-        v_rows = self.v_heads * self.v_dim
-        return 2 * self.k_heads * self.k_dim + v_rows, v_rows, self.v_heads, self.v_heads
+    def split(self, fused_NTR: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The projections in the fused rows: Q, K and V of all heads; the output gate; learning rates; decays."""
+        k, v, n = self.k_heads * self.k_dim, self.v_heads * self.v_dim, self.v_heads
+        if not self.grouped:
+            qkv, z, beta, decay = torch.split(fused_NTR, [2 * k + v, v, n, n], -1)
+            return qkv, z, beta, decay
+        parts = torch.split(fused_NTR, [2 * k + 2 * v, 2 * n], -1)
+        wide, few = (x.view(*x.shape[:-1], self.k_heads, -1) for x in parts)
+        q, keys, values, z = torch.split(wide, [self.k_dim] * 2 + [v // self.k_heads] * 2, -1)
+        beta, decay = few.chunk(2, -1)
+        qkv = torch.cat([x.flatten(-2) for x in (q, keys, values)], -1)
+        return qkv, z.flatten(-2), beta.flatten(-2), decay.flatten(-2)
 
     @property
     def n_values(self) -> int:

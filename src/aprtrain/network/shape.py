@@ -210,7 +210,7 @@ FAMILIES: Mapping[str, frozenset[str]] = {
         ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "olmoe", "granitemoe", "ernie4_5_moe",
          "dots1", "mellum", "lfm2_moe"), frozenset((_ROUTED,)),
     ),
-    **dict.fromkeys(("glm4_moe", "minimax_m2", "qwen3_5_moe_text"), frozenset((_ROUTED, _PARTIAL))),
+    **dict.fromkeys(("glm4_moe", "minimax_m2", "qwen3_5_moe_text", "qwen3_next"), frozenset((_ROUTED, _PARTIAL))),
     "hunyuan_v1_moe": frozenset((_ROUTED, _LATE)),
     "exaone_moe": frozenset((_ROUTED, _MIXED)),
     "gemma4_text": frozenset((_ROUTED, _ROOT, _UNIT)),
@@ -289,7 +289,7 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
         kv_layers=_kv_layers(h, sizes["n_layers"]),
         value_norm=_UNIT in words,
         attn_gated=query.dims == ("2*q,hidden",),
-        delta=_delta(h) if any(name == "decay" for kind in kinds for name, _ in kind) else None,
+        delta=_delta(h, row) if any(name == "decay" for kind in kinds for name, _ in kind) else None,
     )
 
 
@@ -334,9 +334,12 @@ def _latent(h: Hyperparams) -> Latent:
     return Latent(*(as_int(h.extra.get(key), key) or 0 for key in keys))
 
 
-def _delta(h: Hyperparams) -> DeltaNet:
+def _delta(h: Hyperparams, row: Architecture) -> DeltaNet:
+    """The sizes of its layers; one projection of Q, K, V and the gate is grouped by the heads of keys."""
     keys = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
-    found = DeltaNet(*(as_int(h.extra.get(key), key) or 0 for key in keys))
+    grouped = any({"blk.{n}.attn_qkv.weight", "blk.{n}.attn_gate.weight"} <= {*t.gguf} for t in row.tensors)
+    k_heads, v_heads, k_dim, v_dim = (as_int(h.extra.get(key), key) or 0 for key in keys)
+    found = DeltaNet(k_heads, v_heads, k_dim, v_dim, grouped)
     if found.v_heads % found.k_heads:
         raise CorruptError(f"{found.v_heads} heads of values cannot share {found.k_heads} heads of keys")
     return found

@@ -40,7 +40,7 @@ TEACHERS = ["deepseek_v3", "deepseek_v3/whole_q", "glm4_moe/groups", "minimax_m2
 ROUTED = [
     "mixtral", "qwen3_moe", "qwen3_moe/every_second", "gpt_oss", "deepseek_v2", "deepseek_v2/groups", "olmoe",
     "granitemoe", "hunyuan_v1_moe", "mellum", "gemma4_text/k_eq_v", "gemma4_text/per_layer",
-    "qwen3_5_moe_text",
+    "qwen3_5_moe_text", "qwen3_next",
 ]  # fmt: skip
 """Students with experts."""
 STUDENTS = [
@@ -73,7 +73,7 @@ def shape_of_case(case_id: str, **config: Any) -> Shape:
 
 def most(case_id: str) -> float:
     """The largest error of logits; in some cases transformers' float32 is up to 6e-5 from its float64."""
-    return 5e-5 if case_id.startswith("qwen3_5") or case_id == "gemma4_text/sharing_odd" else 1e-5
+    return 5e-5 if case_id.startswith(("qwen3_5", "qwen3_next")) or case_id == "gemma4_text/sharing_odd" else 1e-5
 
 
 def gradient_error(a: Tensor, b: Tensor) -> float:

@@ -149,7 +149,9 @@ def test_unused_keys_and_values_are_left_aside(tiny: Maker, tmp_path: Path) -> N
     assert torch.equal(our_logits(load(folder), case.ids_NT), our_logits(load(case.folder), case.ids_NT))
 
 
-@pytest.mark.parametrize("row", ["mixtral", "qwen3_moe", "deepseek_v3", "gemma4_text/sharing", "qwen3_5_text"])
+@pytest.mark.parametrize(
+    "row", ["mixtral", "qwen3_moe", "deepseek_v3", "gemma4_text/sharing", "qwen3_5_text", "qwen3_next"]
+)
 def test_experts_stay_blocks(row: str, tiny: Maker, tmp_path: Path) -> None:
     """In a GGUF the matrices of all experts are one tensor, and each is a slice of its blocks."""
     gguf = tmp_path / "q8.gguf"

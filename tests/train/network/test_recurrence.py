@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from aprtrain.network.attention import AttentionPlan, Documents, KeyValueCache, places
-from aprtrain.network.recurrence import causal_conv, delta_rule
+from aprtrain.network.recurrence import DeltaNet, causal_conv, delta_rule
 
 
 def plan_of(lengths: list[int], n: int) -> AttentionPlan:
@@ -53,6 +55,18 @@ def test_the_delta_rule_is_its_recurrence_within_documents(lengths: list[int]) -
         torch.autograd.grad(found, given, way), torch.autograd.grad(expected, given, way), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+
+
+def test_projections_may_be_grouped_by_the_heads_of_keys() -> None:
+    """Qwen3-Next's rows are those of each head of keys in turn: q, k, the values of its heads, their gates."""
+    at = DeltaNet(k_heads=2, v_heads=4, k_dim=3, v_dim=2)
+    q, k = (torch.arange(6.0).view(2, 3) + start for start in (0, 10))
+    v, z = (torch.arange(8.0).view(2, 4) + start for start in (20, 30))
+    beta, decay = (torch.arange(4.0).view(2, 2) + start for start in (40, 50))
+    parts = [torch.cat([x.flatten() for x in (q, k, v)]), *(x.flatten() for x in (z, beta, decay))]
+    grouped = torch.cat([torch.cat((q, k, v, z), 1).flatten(), torch.cat((beta, decay), 1).flatten()])
+    for found in (at.split(torch.cat(parts)[None, None]), replace(at, grouped=True).split(grouped[None, None])):
+        assert [x.flatten().tolist() for x in found] == [x.tolist() for x in parts]
 
 
 def test_strong_decays_stay_finite() -> None:

@@ -166,6 +166,8 @@ _MARKOV = (
     *linear("confidence_head.proj", "conf_proj", "1,hidden+markov_rank", "has_confidence_head", "has_confidence_head"),
 )
 _GEMMA4 = next(row for row in gemma4.ROWS if row.id == "gemma4_text")
+_AS_IT_IS = {"attention.shared_kv_layers", "final_logit_softcapping"}
+"""Keys of Gemma 4 whose absence means the same to llama.cpp's assistant as to transformers': all of them, no cap."""
 _NOT_OF_ASSISTANTS = re.compile(r"attn_[kv]|_exps|_norm_[12]|ffn_gate_inp|per_layer|inp_gate|proj\.|post_norm")
 
 ROWS: tuple[Architecture, ...] = (
@@ -249,7 +251,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *(
-                replace(key, converter=None) if key.gguf == "attention.shared_kv_layers" else key
+                replace(key, converter=None) if key.gguf in _AS_IT_IS else key
                 for key in _GEMMA4.keys
             ),
             Key("embedding_length_out", ("backbone_hidden_size",), needed=REQUIRED),

@@ -34,7 +34,8 @@ class PlainLine(TypedDict):
         sizes: field of Hyperparams -> config.json key.
         rope: whether its config.json has rope parameters.
         config: other config.json keys -> kind.
-        tensors: name -> shape, and the condition under which it must be there.
+        tensors: name -> shape, and the condition under which it must be there; "3,hidden|hidden" for shapes of two
+            kinds of layers.
         depth: what `{n}` counts, by the part of the name before it.
         embedding, head: names of the input and output embeddings.
     """
@@ -84,10 +85,11 @@ def _tensors(line: PlainLine) -> Iterator[TensorRow]:
     places = {line["embedding"]: (EMBEDDING,), line["head"]: (OUTPUT,)}
     for name, (dims, need) in line["tensors"].items():
         is_head = name == line["head"] and name != line["embedding"]
-        yield TensorRow(
-            (name,), places.get(name, ()), (dims,), HEAD if is_head else need,
-            depth=line["depth"][name.partition("{n}")[0]] if "{n}" in name else "layers",
-        )
+        for shape in dims.split("|"):
+            yield TensorRow(
+                (name,), places.get(name, ()), (shape,), HEAD if is_head else need,
+                depth=line["depth"][name.partition("{n}")[0]] if "{n}" in name else "layers",
+            )
 
 
 ROWS: tuple[Architecture, ...] = tuple(map(_row, map(json.loads, LINES.read_text("utf-8").splitlines())))
