@@ -20,6 +20,7 @@ from aprfmt.errors import AprError, ExistsError, RefusedError, StorageError, Usa
 from aprfmt.running import sensitivity
 from aprfmt.running.sensitivity import groups_of
 from aprfmt.running.target_types import TypeChooser
+from aprfmt.running.token_chunks import SPREAD, spread_chunks
 
 pytestmark = pytest.mark.llama
 
@@ -196,28 +197,31 @@ def test_groups_are_bands_of_layers() -> None:
     assert list(groups_of(names[:2], 3)) == ["ffn_up 0", "ffn_up 1"]
 
 
-def test_a_divergence_is_measured_and_met(tiny_gguf: Path, text: Path, tmp_path: Path) -> None:
+def test_a_divergence_is_measured_and_met(tiny_gguf: Path, tmp_path: Path) -> None:
+    one = tmp_path / "one.txt"
+    one.write_text(TEXT[: len(TEXT) // 2])  # one chunk
     aprfmt.quantize_model(tiny_gguf, tmp_path / "q4.gguf", "q4_0")
-    at = aprfmt.kl_divergence(tmp_path / "q4.gguf", tiny_gguf, text, chunks=1).kl
+    at = aprfmt.kl_divergence(tmp_path / "q4.gguf", tiny_gguf, one).kl
     lines: list[str] = []
     out = tmp_path / "t.gguf"
     report = aprfmt.quantize_model(
-        tiny_gguf, out, max_kl=at / 2, eval_data=text, eval_tokens=512, measure=True, log=lines.append
+        tiny_gguf, out, max_kl=at / 2, eval_data=one, eval_tokens=512, measure=True, log=lines.append
     )
     assert report.measured_kl is not None
     assert 1 <= report.rounds <= 3
     assert report.measured_kl <= at / 2
-    assert report.measured_kl == pytest.approx(aprfmt.kl_divergence(out, tiny_gguf, text, chunks=1).kl, rel=1e-6)
+    assert report.measured_kl == pytest.approx(aprfmt.kl_divergence(out, tiny_gguf, one).kl, rel=1e-6)
     assert any("sensitivity of ffn_down" in line for line in lines)
     assert "measuring the rounding of activations" in lines
-    # What was measured is known to the next run.
+    # What was measured is known to the next run; the prediction is the divergence of the file itself.
     lines.clear()
-    aprfmt.quantize_model(
-        tiny_gguf, out, target_bpw=7.0, eval_data=text, eval_tokens=512, measure=True, log=lines.append, force=True
+    report = aprfmt.quantize_model(
+        tiny_gguf, out, target_bpw=7.0, eval_data=one, eval_tokens=512, measure=True, log=lines.append, force=True
     )
     assert not any("sensitivity" in line or "rounding" in line for line in lines)
+    assert report.predicted_kl == pytest.approx(aprfmt.kl_divergence(out, tiny_gguf, one).kl, rel=1e-6)
     with pytest.raises(RefusedError, match="cannot be reached"):
-        aprfmt.quantize_model(tiny_gguf, tmp_path / "u.gguf", max_kl=1e-9, eval_data=text, eval_tokens=512)
+        aprfmt.quantize_model(tiny_gguf, tmp_path / "u.gguf", max_kl=1e-9, eval_data=one, eval_tokens=512)
     assert not (tmp_path / "u.gguf").exists()
 
 
@@ -271,7 +275,22 @@ def test_an_output_that_misses_is_not_published(
     assert (report.measured_kl, report.rounds) == (0.01, 1)
 
 
-def test_a_perturbed_model_is_restored(tiny_gguf: Path, text: Path) -> None:
+def test_chunks_are_spread_over_the_text() -> None:
+    class Words:
+        def tokenize(self, text: str, **_: object) -> list[int]:
+            return [int(word) for word in text.split()]
+
+    def starts(n_words: int, count: int) -> list[int]:
+        text = " ".join(map(str, range(n_words)))
+        return [chunk[0] for chunk in spread_chunks(Words(), [text], 4, count)]  # type: ignore[arg-type]
+
+    assert starts(40, 2) == [8, 28]  # the middles of the halves
+    assert starts(40, 10) == starts(40, 12) == [*range(0, 40, 4)]
+    assert starts(3, 2) == []
+    assert starts(4 * SPREAD * 100, 1) == [4 * SPREAD // 2]  # of the start of a long one
+
+
+def test_a_perturbed_model_is_restored(tiny_gguf: Path, text: Path, tmp_path: Path) -> None:
     with sensitivity.PerturbedModel(str(tiny_gguf), "tiny", [text], 512, {}) as model:
         types = {"blk.0.ffn_up.weight": "Q4_0"}
         first = model.divergence(types)
@@ -279,6 +298,11 @@ def test_a_perturbed_model_is_restored(tiny_gguf: Path, text: Path) -> None:
         assert model.divergence({}) < first / 10
         assert model.divergence(types) == pytest.approx(first, rel=1e-6)
         assert model.divergence({"blk.9.nextn.weight": "Q4_0"}) == 0
+        quantized = tmp_path / "q.gguf"
+        aprfmt.quantize_model(tiny_gguf, quantized, "q4_0")
+        assert model.divergence_of(str(quantized), 4) == pytest.approx(
+            aprfmt.kl_divergence(quantized, tiny_gguf, text).kl, rel=1e-5
+        )
 
 
 def test_an_interrupted_measurement_resumes(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

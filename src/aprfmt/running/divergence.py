@@ -27,7 +27,7 @@ from aprfmt.running.decoders import open_decoder
 from aprfmt.running.divergence_report import Divergence, histogram
 from aprfmt.running.imatrix import text_of
 from aprfmt.running.scoring import LogitsReader
-from aprfmt.running.token_chunks import token_chunks, with_bos
+from aprfmt.running.token_chunks import spread_chunks, token_chunks, with_bos
 from aprfmt.schema import check_numbers
 from aprfmt.types import Array, PathLike, paths_of
 
@@ -44,6 +44,9 @@ _HEAD = struct.Struct("<8s3i")
 DEFAULT_CTX = 512
 _RANGE = 16.0
 """Nats below the most likely token at which a logits file truncates."""
+
+_BLOCK = 1 << 17
+"""Logits that are computed with at once."""
 
 QUANTILES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 
@@ -140,7 +143,19 @@ def chunks_of(
     llama: Llama, texts: Sequence[Path], n_ctx: int, limit: int | None, text_field: str = "text"
 ) -> list[list[int]]:
     """The text in chunks. Raises RefusedError if it is shorter than one."""
-    found = token_chunks(llama, text_of(texts, text_field), n_ctx, limit)
+    return _not_empty(token_chunks(llama, text_of(texts, text_field), n_ctx, limit), texts, n_ctx)
+
+
+def sample_chunks(llama: Llama, texts: Sequence[Path], n_tokens: int, text_field: str = "text") -> list[list[int]]:
+    """About `n_tokens` of the text, spread evenly, in chunks of DEFAULT_CTX. Raises RefusedError if it is shorter than
+    one.
+    """
+    n_chunks = max(1, n_tokens // DEFAULT_CTX)
+    found = spread_chunks(llama, text_of(texts, text_field), DEFAULT_CTX, n_chunks)
+    return _not_empty(found, texts, DEFAULT_CTX)
+
+
+def _not_empty(found: list[list[int]], texts: Sequence[Path], n_ctx: int) -> list[list[int]]:
     if not found:
         raise RefusedError(
             f"the text is shorter than one chunk of {n_ctx} tokens",
@@ -319,6 +334,10 @@ def divergences(rows: Packed, logits: Logits, labels: Array) -> list[Array]:
     """What `compare` returns, for rows of a logits file and the model's logits [P, V] with the next tokens [P]."""
     import numpy as np
 
+    if (step := max(1, _BLOCK // logits.shape[1])) < len(logits):  # temporaries that the CPU's caches hold
+        blocks = [slice(first, first + step) for first in range(0, len(logits), step)]
+        parts = [divergences(rows[block], logits[block], labels[block]) for block in blocks]
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
     scale, floor = np.ascontiguousarray(rows[:, :4]).view("<f4").T[:, :, None]
     base = rows[:, 4 : 4 + logits.shape[1]] * scale + floor
     top = logits.max(1, keepdims=True)

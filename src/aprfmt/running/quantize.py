@@ -37,6 +37,9 @@ _CLOSE = 0.8
 _MARGIN = 0.03
 """Factor by which each further round aims below --max-kl."""
 
+_CALIBRATION = 4
+"""Text on which the chosen types are measured together, in multiples of --eval-tokens."""
+
 MLX = "mlx"
 """The format, and the preset of recipes, of MLX folders."""
 
@@ -158,9 +161,15 @@ class _Quantizing:
     # --- conversions ---
 
     def convert(
-        self, changes: Mapping[str, object], observe: Observer | None = None, check: Callable[[str], None] | None = None
+        self,
+        changes: Mapping[str, object],
+        observe: Observer | None = None,
+        check: Callable[[str], None] | None = None,
+        dst: PathLike | None = None,
     ) -> Report:
-        """Runs the conversion with some options changed; the user's --tensor-type takes precedence."""
+        """Runs the conversion to `dst`, by default the call's, with some options changed; the user's --tensor-type
+        takes precedence.
+        """
         from aprfmt.convert.api import convert
         from aprfmt.convert.parsing import parse_options
 
@@ -173,7 +182,13 @@ class _Quantizing:
         types = [*([user] if isinstance(user, str) else user), *(more if isinstance(more, list) else ())]
         inputs = [formats.path_text(text, "data") for text in self.texts]
         return convert(
-            self.call.src, self.call.dst, {**self.given, **changes, "tensor_type": types}, None, inputs, note, check
+            self.call.src,
+            dst or self.call.dst,
+            {**self.given, **changes, "tensor_type": types},
+            None,
+            inputs,
+            note,
+            check,
         )
 
     def plan(self, changes: Mapping[str, object], observe: Observer | None = None) -> Report:
@@ -220,6 +235,8 @@ class _Quantizing:
 
     def for_target(self) -> Report:
         """Quantizes to the types for the target."""
+        from aprfmt.running.target_types import ROUNDED
+
         call = self.call
         self._check_more_outputs()
         if not call.plan:  # before minutes of measuring
@@ -233,8 +250,10 @@ class _Quantizing:
             if call.measure:
                 bits = None if call.max_kl is not None else self._bits(chooser)
                 chooser.measure_costs(model, bits)
-                chooser.measure_rounding(lambda: self._rounding(model()))
-                chooser.calibrate(model, self._choose(chooser))
+                chooser.measure_rounding(lambda: self._divergence(model(), {"dtype": ROUNDED}))
+                chosen = self._choose(chooser)
+                times = _CALIBRATION if call.max_kl is None else 1  # the rounds measure --eval-tokens
+                chooser.calibrate(chosen, lambda: self._divergence(model(), chooser.options(chosen), times), times)
         chosen = self._choose(chooser)
         if call.max_kl is not None and not call.plan:
             report, chosen = self._measured(chooser, chosen)
@@ -256,7 +275,7 @@ class _Quantizing:
         options = parse_options(self.given)
         paths = [*source_files(self.call.src), *([str(options.imatrix)] if options.imatrix is not None else [])]
         evals = [formats.path_text(text, "eval_data") for text in paths_of(self.call.eval_data)]
-        how = {"tokens": self.call.eval_tokens if evals else 0, "arch": options.arch, "no_mtp": options.no_mtp}
+        how = {"spread_tokens": self.call.eval_tokens if evals else 0, "arch": options.arch, "no_mtp": options.no_mtp}
         return TypeChooser(self.call.log, measurements(key([*paths, *evals], how)), options.threads, self.types)
 
     def _bits(self, chooser: TypeChooser) -> float:
@@ -283,16 +302,15 @@ class _Quantizing:
             chooser.weights, text_field=self.call.text_field, log=self.call.log,
         )  # fmt: skip
 
-    def _rounding(self, model: PerturbedModel) -> float:
-        """The KL of the model in ROUNDED."""
-        from aprfmt.convert.api import convert
+    def _divergence(self, model: PerturbedModel, changes: Mapping[str, object], times: int = 1) -> float:
+        """The KL of a scratch file with some options of the conversion changed, on `times` as much text."""
         from aprfmt.io.temporary import scratch_folder
-        from aprfmt.running.target_types import ROUNDED
 
-        with scratch_folder("rounded") as folder:
-            path = os.path.join(folder, "rounded.gguf")
-            convert(self._source(), path, {"dtype": ROUNDED, "fsync": False})
-            return model.divergence_of(path)
+        fixed = {"format": "gguf", "plan": False, "progress": None, "fsync": False}
+        with scratch_folder("measured") as folder:
+            path = os.path.join(folder, "measured.gguf")
+            self.convert({**changes, **fixed}, dst=path)
+            return model.divergence_of(path, times)
 
     def _source(self) -> str:
         """The model as a GGUF that llama.cpp loads."""
@@ -309,7 +327,7 @@ class _Quantizing:
         """Writes the smallest output whose measured KL is at most --max-kl. Raises RefusedError after ROUNDS."""
         from aprfmt.io.temporary import scratch_folder
         from aprfmt.running.decoders import open_decoder
-        from aprfmt.running.divergence import DEFAULT_CTX, chunks_of, compare, write_logits
+        from aprfmt.running.divergence import DEFAULT_CTX, compare, sample_chunks, write_logits
 
         most = self.call.max_kl
         assert most is not None
@@ -318,8 +336,7 @@ class _Quantizing:
         with scratch_folder("reference") as folder:
             reference = os.path.join(folder, "reference.kld")
             with open_decoder(self._source(), n_ctx=DEFAULT_CTX) as llama:
-                n_chunks = max(1, self.call.eval_tokens // DEFAULT_CTX)
-                chunks = chunks_of(llama, self._eval_texts(), DEFAULT_CTX, n_chunks, self.call.text_field)
+                chunks = sample_chunks(llama, self._eval_texts(), self.call.eval_tokens, self.call.text_field)
                 write_logits(llama, chunks, reference)
 
             def follows() -> Allocation:

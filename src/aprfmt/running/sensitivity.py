@@ -22,7 +22,7 @@ from aprfmt.io.source import Buffer
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.model import Tensor
 from aprfmt.running.decoders import open_decoder
-from aprfmt.running.divergence import DEFAULT_CTX, chunks_of, compare, write_logits
+from aprfmt.running.divergence import DEFAULT_CTX, compare, sample_chunks, write_logits
 from aprfmt.types import Array
 
 BANDS = 4
@@ -61,7 +61,7 @@ class PerturbedModel:
         gguf: the model, with float weights.
         name: what errors call it.
         texts: held-out text.
-        n_tokens: tokens of it to compute, whole chunks of DEFAULT_CTX.
+        n_tokens: tokens of it to compute, whole chunks of DEFAULT_CTX spread over the text.
         weights: importance of the columns by tensor, as for `CanonicalTensor.out`.
     """
 
@@ -77,11 +77,12 @@ class PerturbedModel:
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._name, self._weights = name, weights
+        self._texts, self._n_tokens, self._text_field = texts, n_tokens, text_field
         with ExitStack() as stack:
             self._folder = stack.enter_context(scratch_folder("perturbed"))
             self._model = stack.enter_context(formats.open(gguf))
             self._llama = stack.enter_context(open_decoder(gguf, n_ctx=DEFAULT_CTX, watched=True, say=log))
-            chunks = chunks_of(self._llama, texts, DEFAULT_CTX, max(1, n_tokens // DEFAULT_CTX), text_field)
+            chunks = sample_chunks(self._llama, texts, n_tokens, text_field)
             self._reference = os.path.join(self._folder, "reference.kld")
             self._computed = {*self._llama.effects(chunks[0][:2])[1]}
             write_logits(self._llama, chunks, self._reference)
@@ -111,10 +112,19 @@ class PerturbedModel:
             self._replace(name, None)
         return found
 
-    def divergence_of(self, gguf: str) -> float:
-        """The mean KL(model || the model in another file), in nats."""
+    def divergence_of(self, gguf: str, times: int = 1) -> float:
+        """The mean KL(model || the model in another file), in nats, on `times` as many tokens."""
         with open_decoder(gguf, n_ctx=DEFAULT_CTX) as llama:
-            return float(compare(llama, self._reference)[0].mean())
+            if times == 1:
+                return float(compare(llama, self._reference)[0].mean())
+            chunks = sample_chunks(self._llama, self._texts, times * self._n_tokens, self._text_field)
+            step = max(1, self._n_tokens // DEFAULT_CTX)  # a logits file of all of them may be large
+            path = os.path.join(self._folder, "part.kld")
+            total = 0.0
+            for first in range(0, len(chunks), step):
+                write_logits(self._llama, part := chunks[first : first + step], path, force=True)
+                total += float(compare(llama, path)[0].mean()) * len(part)
+            return total / len(chunks)
 
     def _replace(self, name: str, dtype: str | None) -> None:
         """Replaces a tensor by its values in `dtype`; None: by its own."""

@@ -208,15 +208,15 @@ class TypeChooser:
             self._note(key, measure())
         self.rounding = max(0.0, self.known[key])
 
-    def calibrate(self, model: Callable[[], PerturbedModel], chosen: Allocation) -> None:
-        """Scales the prediction to the KL of the model with all types `chosen`, measured in memory."""
-        types = {name: option.dtype for name, option in chosen.items()}
-        key = _digest("joint", types)
+    def calibrate(self, chosen: Allocation, measure: Callable[[], float], times: int) -> None:
+        """Scales the prediction to the KL of a file with the types `chosen`, which `measure` writes and measures on
+        `times` as much text as the costs.
+        """
+        key = _digest(f"file {times}", {name: option.dtype for name, option in chosen.items()})
         if key not in self.known:
             self.log("measuring all chosen types together")
-            self._note(key, model().divergence(types))
-        if (predicted := total_loss(self.tensors, chosen)) > 0:
-            self.scale = self.known[key] / predicted
+            self._note(key, measure())
+        self.correct(chosen, self.known[key])
 
     # --- choice ---
 

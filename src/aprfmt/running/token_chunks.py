@@ -9,6 +9,9 @@ from aprfmt.llama.client import Llama
 _CHARACTERS = 8
 """Maximum characters per token in nearly all text."""
 
+SPREAD = 16
+"""Text that `spread_chunks` reads, in multiples of what it takes."""
+
 
 def token_chunks(
     llama: Llama, text: Iterable[str], size: int, limit: int | None = None, *, parse_special: bool = False
@@ -25,6 +28,17 @@ def token_chunks(
             break
     n = len(ids) // size
     return [ids[i * size : (i + 1) * size] for i in range(n if limit is None else min(n, limit))]
+
+
+def spread_chunks(
+    llama: Llama, text: Iterable[str], size: int, count: int, *, parse_special: bool = False
+) -> list[list[int]]:
+    """`count` chunks of `size` tokens, spread evenly over the text, or over the start of one that is SPREAD times as
+    long; fewer if the text is shorter. Neighbouring chunks are alike, those of other documents are not.
+    """
+    found = token_chunks(llama, text, size, SPREAD * count, parse_special=parse_special)
+    taken = min(count, len(found))
+    return [found[(2 * i + 1) * len(found) // (2 * taken)] for i in range(taken)]
 
 
 def with_bos(llama: Llama, ids: list[int]) -> list[int]:
