@@ -21,6 +21,7 @@ _MODULES = {
     "aprfmt.convert.merge_models": ("merge=merge_models", "merge_models"),
     "aprfmt.convert.merge_adapters": ("merge_adapter", "extract_adapter"),
     "aprfmt.convert.pruning": ("prune_model",),
+    "aprfmt.convert.transplant": ("transplant_model",),
     "aprfmt.convert.report": ("Report",),
     "aprfmt.convert.stamp": ("stamp", "StampReport"),
     "aprfmt.inspection.describe": ("inspect", "Inspection"),
@@ -81,7 +82,7 @@ __all__ = [
     "lint_rules", "load_file", "make_canary", "merge", "merge_adapter", "merge_imatrix", "merge_models", "metadata",
     "metadata_value", "open", "parity", "pretrain", "prune_model", "pull", "push", "push_oci", "qa", "quantize_model",
     "read_v1", "render_chat", "report", "resume", "rewrite_file", "run", "runs", "save_file", "sbom", "shard", "sign",
-    "stamp", "teacher", "tensors", "tree", "validate", "verify", "vocab", "write_v1",
+    "stamp", "teacher", "tensors", "transplant_model", "tree", "validate", "verify", "vocab", "write_v1",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
     from aprfmt.convert.pruning import prune_model
     from aprfmt.convert.report import Report
     from aprfmt.convert.stamp import StampReport, stamp
+    from aprfmt.convert.transplant import transplant_model
     from aprfmt.formats import detect, open
     from aprfmt.formats.apr1 import read_v1, write_v1
     from aprfmt.formats.apr2 import FLAGS as APR_FLAGS

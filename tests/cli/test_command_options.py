@@ -12,7 +12,7 @@ import pytest
 
 import aprfmt
 from aprfmt.cli import convert as commands
-from aprfmt.cli import data, imatrix, merge, merge_adapter, prune, quantize, teacher
+from aprfmt.cli import data, imatrix, merge, merge_adapter, prune, quantize, teacher, transplant
 from aprfmt.cli.options import Common
 from aprfmt.convert.report import Report
 from aprfmt.light_dataclass import light_dataclass
@@ -26,6 +26,7 @@ PAIRS: dict[str, tuple[type[Common], Callable[..., Report]]] = {
     "quantize": (quantize.Quantize, aprfmt.quantize_model),
     "merge": (merge.Merge, aprfmt.merge_models),
     "prune": (prune.Prune, aprfmt.prune_model),
+    "transplant": (transplant.Transplant, aprfmt.transplant_model),
 }
 OF_THE_COMMAND = {"file", "models", "output", "mix", "list_presets"}
 OF_THE_FUNCTION = {"src", "dst", "mix", "models", "progress", "log"}

@@ -14,7 +14,7 @@ from aprfmt.cli.commands import COMMANDS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 FUNCTIONS = {
-    **{f"{name}": f"{name}_model" for name in ("import", "export", "convert", "quantize", "prune")},
+    **{f"{name}": f"{name}_model" for name in ("import", "export", "convert", "quantize", "prune", "transplant")},
     "merge-adapter": "merge_adapter",
     "eval": "evaluate",
     "canary": "make_canary",

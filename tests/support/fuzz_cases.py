@@ -521,7 +521,9 @@ TARGETS: dict[str, Callable[[Run], None]] = {
 _CONVERSION = "reads a model as `convert` does"
 _NETWORK = "opens a model as `inspect` does, then computes with it in another process"
 ELSEWHERE: dict[str, str] = {
-    **dict.fromkeys(("import", "export", "quantize", "merge", "merge-adapter", "prune", "shard"), _CONVERSION),
+    **dict.fromkeys(
+        ("import", "export", "quantize", "merge", "merge-adapter", "prune", "transplant", "shard"), _CONVERSION
+    ),
     **dict.fromkeys(("run", "bench", "qa", "parity", "eval", "imatrix", "teacher", "distill", "pretrain"), _NETWORK),
     "vocab": "reads the tokenizer as `inspect --vocab` does",
     "resume": "reads a run's folder: tests/train/test_resume.py damages each of its files",

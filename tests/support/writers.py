@@ -46,7 +46,7 @@ _OLD_TREE = [
     "additional_chat_templates/x.jinja",
 ]
 _WRITING = (
-    *("save", "import", "export", "quantize", "merge", "prune", "stamp", "report", "write"),
+    *("save", "import", "export", "quantize", "merge", "prune", "transplant", "stamp", "report", "write"),
     *("keygen", "sign", "sbom", "encrypt", "decrypt", "canary"),
 )
 
@@ -104,6 +104,13 @@ def merge_models(a: str, b: str, target: str) -> Operation:
 def prune(source: str, target: str) -> Operation:
     """A model without its last layer."""
     return lambda at: aprfmt.prune_model(at.inputs / source, at.out / target, keep_layers=[0], force=True).losses
+
+
+def transplant(source: str, donor: str, target: str) -> Operation:
+    """A model with the tokenizer of another one."""
+    return lambda at: (
+        aprfmt.transplant_model(at.inputs / source, at.out / target, donor=at.inputs / donor, k=2, force=True).losses
+    )
 
 
 def save(name: str, *, force: bool) -> Operation:
@@ -195,6 +202,7 @@ OPERATIONS: dict[str, Operation] = {
     "merge adapter": merge("m.gguf", "lora", "m.gguf"),
     "merge models": merge_models("m.gguf", "hf", "m.gguf"),
     "prune": prune("m.gguf", "m.gguf"),
+    "transplant": transplant("hf", "m.gguf", "hf"),
     "export modelfile": command("export", "IN/m.apr", "-o", "OUT/m.gguf", "--modelfile", "--force", "--quiet"),
     "merge importance": command(
         "imatrix", "IN/a.imatrix.gguf", "IN/b.imatrix.dat", "--merge", "-o", "OUT/c.imatrix.gguf", "--force", "--quiet"

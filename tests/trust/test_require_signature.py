@@ -41,6 +41,7 @@ WORDS: dict[str, str] = {
     "merge": "merge GOOD IN -o OUT --method linear",
     "merge-adapter": "merge-adapter GOOD IN -o OUT",
     "prune": "prune IN -o OUT --drop-layers 1",
+    "transplant": "transplant IN -o OUT --tokenizer GOOD",
     "imatrix": "imatrix IN --data DATA -o OUT.gguf",
     "shard": "shard IN -o OUT",
     "meta": "meta list IN",

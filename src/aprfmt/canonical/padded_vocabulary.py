@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from aprfmt.arch.grammar import dims_of
 from aprfmt.arch.names import matches
+from aprfmt.canonical.combined_rows import CombinedRows
 from aprfmt.canonical.model import Canonical, embedding_rows
 from aprfmt.canonical.source_rows import read_rows
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -18,6 +19,8 @@ from aprfmt.codecs.stream import TensorSource
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.limits import MAX_VOCABULARY_MULTIPLE
 from aprfmt.text import plural
+from aprfmt.tokenizer.data import NO_VOCABULARY
+from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import Array, Shape
 
 
@@ -170,9 +173,32 @@ def token_tensors(c: Canonical, n_rows: int, verb: str) -> dict[str, CanonicalTe
     return found
 
 
+def replaceable_tokenizer(c: Canonical) -> Tokenizer:
+    """The tokenizer of `c`. Raises RefusedError without one, and for extra tensors, whose configs name tokens by id."""
+    if c.tokenizer is None or c.tokenizer.model == NO_VOCABULARY:
+        raise RefusedError("the model has no tokenizer", path=c.model.path, hint="set it with --tokenizer DIR")
+    if c.extras:
+        raise RefusedError(
+            "the model has extra tensors (towers, MTP layers), whose configs name tokens by id",
+            path=c.model.path, tensor=next(iter(c.extras)), hint="extract the language model first, or use --no-mtp",
+        )  # fmt: skip
+    return c.tokenizer
+
+
+def row_source(c: Canonical, tensor: CanonicalTensor, n_rows: int) -> TensorSource:
+    """A tensor of `c` with one row per token. Raises RefusedError if its rows are not stored one by one."""
+    source = tensor.as_source()
+    if tensor.scales or source.n_bytes % n_rows:
+        raise RefusedError(
+            f"{source.dtype} does not store rows one by one here", path=c.model.path, tensor=tensor.name,
+            hint="convert to --dtype bf16 first",
+        )  # fmt: skip
+    return source
+
+
 def with_stored_rows(tensors: Mapping[str, CanonicalTensor]) -> dict[str, CanonicalTensor]:
-    """The `tensors` as they were before their vocabulary was padded or trimmed."""
-    changed = (PaddedRows, ChosenRows)
+    """The `tensors` as they were before their vocabulary was changed."""
+    changed = (PaddedRows, ChosenRows, CombinedRows)
     return {
         name: CanonicalTensor(name, (made.source,)) if isinstance(made := tensor.sources[0], changed) else tensor
         for name, tensor in tensors.items()

@@ -53,6 +53,12 @@ COMMANDS = {
             "Convert",
         ),
         CommandRow("prune", "prune:Prune", "Prune a model's layers, or the width of each layer.", "Convert"),
+        CommandRow(
+            "transplant",
+            "transplant:Transplant",
+            "Replace a model's tokenizer; rows of new tokens are computed.",
+            "Convert",
+        ),
         CommandRow("imatrix", "imatrix:ImatrixCommand", "Compute an importance matrix for quantization.", "Convert"),
         CommandRow(
             "shard", "convert:ShardCommand", "Split into .apr files of limited size, with a manifest.", "Convert"

@@ -18,7 +18,7 @@ _HAVE_MEANINGS = ("eval", "inspect", "validate", "verify", "qa")
 """Commands whose lines with several models mean something: a comparison, or one model after the other."""
 _WRITE_MODELS = ("quantize", "stamp")
 """Commands that may name their output themselves."""
-_ENDINGS = {"import": ".apr", "prune": "-pruned", "shard": "-shards"}
+_ENDINGS = {"import": ".apr", "prune": "-pruned", "transplant": "-transplanted", "shard": "-shards"}
 _SUFFIX = re.compile(r"\.(?:gguf|apr|safetensors)$")
 _COUNTS = {1: "one model", 2: "two models"}
 

@@ -455,7 +455,7 @@ def _is_unclear(words: Sequence[str]) -> bool:
 
 _OUTPUTS_OF = {
     "import": "{}.apr", "merge": "merged", "merge-adapter": "merged", "prune": "{}-pruned", "shard": "{}-shards",
-    "imatrix": "{}.imatrix.gguf", "teacher": "{}-logprobs",
+    "transplant": "{}-transplanted", "imatrix": "{}.imatrix.gguf", "teacher": "{}-logprobs",
 }  # fmt: skip
 _SUFFIXES = {"gguf": ".gguf", "apr": ".apr", "safetensors": ".safetensors", "hf": "-hf", "mlx": "-mlx"}
 

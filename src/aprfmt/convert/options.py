@@ -436,6 +436,27 @@ class PruneCall(Derived, WithoutDrafts):
     )
 
 
+@light_dataclass(frozen=True, kw_only=True)
+class TransplantCall(Derived, WithoutDrafts):
+    """Parameters of transplant_model."""
+
+    src: PathLike = field(kw_only=False)
+    dst: PathLike = field(kw_only=False)
+    tokenizer: PathLike | None = option(
+        None,
+        "The new tokenizer: a folder, tokenizer.json, or a model that has it; default: the donor's.",
+        metavar="PATH",
+        kind=str,
+    )
+    donor: PathLike | None = option(
+        None,
+        "Model with the new tokenizer: its embeddings tell how new tokens relate to shared ones.",
+        metavar="MODEL",
+        kind=str,
+    )
+    k: int = option(64, "With --donor: shared tokens that express a new one, at most.", low=1)
+
+
 def options_of(call: Running, **changes: object) -> dict[str, object]:
     """The options of a conversion in the parameters of a function, with `changes`."""
     return {f.name: getattr(call, f.name) for f in fields(Options) if hasattr(call, f.name)} | changes

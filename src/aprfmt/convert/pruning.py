@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -14,13 +13,13 @@ from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.trimmed_vocabulary import trimmed_vocabulary
 from aprfmt.canonical.width_pruning import narrowed, parse_widths
 from aprfmt.convert.api import convert
+from aprfmt.convert.base_model import with_base_model
 from aprfmt.convert.options import PruneCall, options_of
 from aprfmt.convert.report import Report
 from aprfmt.convert.source_manifest_writer import restorable
 from aprfmt.convert.targets.hf import source_texts
 from aprfmt.errors import RunError, UsageError
 from aprfmt.formats import path_text
-from aprfmt.provenance.model_card import entries
 from aprfmt.schema import takes
 from aprfmt.texts.encoding import HIDDEN, Encoder, Ids
 from aprfmt.texts.records import ReadProgress, RecordReader, is_blank
@@ -84,7 +83,7 @@ def prune_model(call: PruneCall) -> Report:
             made, said = _trimmed(made, source_texts(c, restorable(c, "hf")), texts)
             remarks.append(said)
             notes.append(f"Vocabulary: {said}.")
-        return _with_provenance(made, " ".join(notes)), remarks
+        return with_base_model(made, " ".join(notes), "pruned"), remarks
 
     return convert(call.src, call.dst, options_of(call), edit, inputs=texts)
 
@@ -135,19 +134,6 @@ def _checked(widths: object) -> dict[str, int]:
     if not isinstance(widths, Mapping) or any(type(number) is not int for number in widths.values()):
         raise UsageError(f"width must be a string such as 'hidden=512,heads=8' or a mapping, not {widths!r:.60}")
     return parse_widths(",".join(f"{name}={number}" for name, number in widths.items())) if widths else {}
-
-
-def _with_provenance(c: Canonical, note: str) -> Canonical:
-    """`c` with the source as its base model, and a `note` on the pruning."""
-    general = dict(c.general or {})
-    base = {name: value for name in ("author", "version", "organization", "repo_url") if (value := general.get(name))}
-    base = {**({"name": c.info["name"]} if c.info.get("name") else {}), **base}
-    if base:
-        general["base_models"] = entries([base])
-    tags = general.get("tags")
-    general["tags"] = list(dict.fromkeys([*(tags if isinstance(tags, list) else []), "pruned"]))
-    before = c.info.get("description")
-    return replace(c, general=general, info=c.info | {"description": f"{before} {note}" if before else note})
 
 
 def _layers(gone: list[int], n_layers: int) -> str:

@@ -7,16 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
-from aprfmt import formats
-from aprfmt.errors import AprError, RefusedError, UnsupportedError, UsageError
+from aprfmt.errors import AprError, UnsupportedError, UsageError
 from aprfmt.formats import path_text
-from aprfmt.formats.hf_files import read_tokenizer
-from aprfmt.io.source import is_folder
+from aprfmt.formats.vocabulary import read_vocabulary
 from aprfmt.text import plural
-from aprfmt.tokenizer.data import NO_VOCABULARY, TokenType, is_unicode, without_padding
-from aprfmt.tokenizer.encoding import TOKENIZER_JSON, hard_texts, tokenizer_json
+from aprfmt.tokenizer.data import TokenType, is_unicode, without_padding
+from aprfmt.tokenizer.encoding import hard_texts, tokenizer_json
 from aprfmt.tokenizer.fast import load
-from aprfmt.tokenizer.hf import has_vocabulary
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import PathLike
 
@@ -141,7 +138,7 @@ def vocab(
             cannot be written as tokenizer.json.
     """
     path = path_text(file, "file")
-    tokenizer = _read(path)
+    tokenizer = read_vocabulary(path)
     given = [texts] if isinstance(texts, str) else list(texts)
     if any(not isinstance(text, str) for text in given):
         raise UsageError("text must be a string")
@@ -153,20 +150,6 @@ def vocab(
     if against is not None:
         _compare(result, tokenizer, path_text(against, "against"), given, special)
     return result
-
-
-def _read(path: str) -> Tokenizer:
-    """The tokenizer of a model, of a folder without weights, or of a tokenizer.json."""
-    from pathlib import Path
-
-    here = Path(path)
-    if here.name == TOKENIZER_JSON or (is_folder(here) and has_vocabulary({f.name: b"" for f in here.iterdir()})):
-        return read_tokenizer(here)
-    with formats.open(path) as model:
-        tokenizer = model.tokenizer
-    if tokenizer is None or tokenizer.model == NO_VOCABULARY:
-        raise RefusedError("the model has no tokenizer", path=path, hint="pass a folder or file with a tokenizer")
-    return tokenizer
 
 
 def _facts(tok: Tokenizer) -> TokenizerFacts:
@@ -234,7 +217,7 @@ class _Encoder:
 
 
 def _compare(result: Vocabulary, a: Tokenizer, against: str, texts: Sequence[str], special: bool) -> None:
-    b = _read(against)
+    b = read_vocabulary(against)
     result.against, result.other = against, _facts(b)
     found = [*_in_lists(a, b)]
     wanted = list(texts) or [*hard_texts(), *(f"a{text}b {text}" for text in _special_texts(a)[:40])]

@@ -107,15 +107,15 @@ def match(teacher: Tokenizer, student: Tokenizer) -> dict[int, int]:
     An id is in one pair at most; of several tokens for the same bytes, that of a word precedes that of a byte.
     """
     found: dict[int, int] = {}
-    for role in dict.fromkeys(("eos", *student.special)):
+    for role in sorted(student.special, key=lambda role: role != "eos"):
         pair = student.special[role], teacher.special.get(role)
         if pair[1] is not None and pair[0] not in found and pair[1] not in found.values():
             found[pair[0]] = pair[1]
     taken, meant = {*found.values()}, dict[tuple[bool, bytes], int]()
-    for i, meaning in _meanings(teacher):
+    for i, meaning in meanings(teacher):
         if i not in taken:
             meant.setdefault(meaning, i)
-    for i, meaning in _meanings(student):
+    for i, meaning in meanings(student):
         if i not in found and meaning in meant:
             found[i] = meant.pop(meaning)
     return dict(sorted(found.items()))
@@ -145,7 +145,7 @@ def outcomes_of(teacher: Tokenizer, student: Tokenizer) -> OutcomeMap:
     found = []
     for tokenizer, ids in ((student, pairs.keys()), (teacher, pairs.values())):
         columns, own = [len(pairs)] * len(tokenizer.tokens), {i: n for n, i in enumerate(ids)}
-        for i, (is_marker, text) in _meanings(tokenizer):
+        for i, (is_marker, text) in meanings(tokenizer):
             begins = (shared[text[:end]] for end in range(len(text), 0, -1) if not is_marker and text[:end] in shared)
             columns[i] = own[i] if i in own else next(begins, len(pairs))
         found.append(columns)
@@ -157,7 +157,7 @@ def is_control(tokenizer: Tokenizer, i: int) -> bool:
     return _kind(tokenizer, i) in (TokenType.CONTROL, TokenType.UNKNOWN) or i in tokenizer.special.values()
 
 
-def _meanings(tokenizer: Tokenizer) -> list[tuple[int, tuple[bool, bytes]]]:
+def meanings(tokenizer: Tokenizer) -> list[tuple[int, tuple[bool, bytes]]]:
     """Each token with whether it is a control token, and its bytes; those of a single byte last."""
     texts = ((i, token_bytes(tokenizer, i)) for i in range(len(tokenizer.tokens)))
     real = [(i, (is_control(tokenizer, i), text)) for i, text in texts if text is not None]

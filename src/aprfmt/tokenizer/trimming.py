@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from aprfmt.errors import RefusedError
@@ -74,7 +74,7 @@ def trim(tokenizer: Tokenizer, kept: list[int], folder: Mapping[str, bytes] | No
     files = {name: data for name, data in files.items() if name not in _LISTS}
     files = _trimmed_files(files, known, new) if _JSON in files else to_hf_files(made)
     if generated is not None:
-        files[generation.FILE_NAME] = _dump(renumbered(_object(generated), new))
+        files[generation.FILE_NAME] = dump(renumbered(_object(generated), new))
     return replace(made, files=files)
 
 
@@ -105,7 +105,7 @@ def _trimmed_files(files: dict[str, bytes], known: set[str], new: Mapping[int, i
     model["merges"] = [merge for merge, pair in pairs if {*pair, "".join(pair)} <= known]
     document["added_tokens"] = [_with_id(token, new) for token in added if isinstance(token, dict)]
     document["post_processor"] = _processor(document.get("post_processor"), new)
-    out = files | {_JSON: _dump(document)}
+    out = files | {_JSON: dump(document)}
     if _SETTINGS in files:
         settings = _object(files[_SETTINGS])
         decoder = settings.get("added_tokens_decoder")
@@ -113,7 +113,7 @@ def _trimmed_files(files: dict[str, bytes], known: set[str], new: Mapping[int, i
             settings["added_tokens_decoder"] = {
                 str(new[int(i)]): token for i, token in decoder.items() if int(i) in new
             }
-        out[_SETTINGS] = _dump(settings)
+        out[_SETTINGS] = dump(settings)
     return out
 
 
@@ -153,5 +153,6 @@ def _object(data: bytes) -> dict[str, Json]:
     return value
 
 
-def _dump(value: Mapping[str, object] | Iterable[object]) -> bytes:
+def dump(value: Mapping[str, object]) -> bytes:
+    """The text of a JSON file."""
     return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace")
