@@ -151,10 +151,11 @@ def test_foreign_values_are_refused(name: str, foreign: str, monkeypatch: pytest
         if name in SLOW:
             monkeypatch.setattr(ggml, "encode_agrees", lambda lib, row: True)
         use(monkeypatch, choice)
-        with pytest.raises(RefusedError, match=f"value {1000 + 3 * COLS + 77} is {FOREIGN[foreign]},"):
+        with pytest.raises(RefusedError, match=f"value {1000 + 3 * COLS + 77} is {FOREIGN[foreign]},") as found:
             ggml.encode(name, values.reshape(-1), COLS, weights_of("random"), start=1000) if (
                 ggml.needs_weights(name)
             ) else ggml.encode(name, values.reshape(-1), COLS, start=1000)
+        assert "damaged: apr validate" in str(found.value.hint)
 
 
 @pytest.mark.parametrize("name", [name for name in BY_NUMPY if name != "NVFP4"])

@@ -237,6 +237,8 @@ def test_blocks_of_a_gguf_keep_their_codes_there_and_back(dtype: str, name: str,
 REFUSED = {
     "an 8-bit float without scales": ("f8_e4m3", {}, "needs scales", "--quantize fp8-dynamic"),
     "activations without calibration": ("nvfp4", {}, "scales of activations", "nvfp4a16"),
+    "a typo": ("w4a61", {}, "unknown dtype or quantization scheme", "did you mean w4a16?"),
+    "another word": ("int-quantized", {}, "unknown dtype or quantization scheme", "mxfp8"),
     "a file": ("fp8-dynamic", {"format": "gguf"}, "a quantization scheme of Hugging Face folders", "--format hf"),
 }
 

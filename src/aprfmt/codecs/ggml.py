@@ -196,9 +196,10 @@ def _check_values(dtype: str, values: Array, start: int) -> None:
     if values.min() >= -most and values.max() <= most:  # false where one is a NaN
         return
     at = int(np.argmin(np.abs(values) <= most))
+    fix = "choose another dtype for it, such as --tensor-type NAME=f32"
     raise RefusedError(
         f"value {start + at} is {values[at]}, which {dtype} cannot represent",
-        hint="choose another dtype for it, such as --tensor-type NAME=f32",
+        hint=fix if np.isfinite(values[at]) else f"the weights are damaged: apr validate FILE; or {fix}",
     )
 
 

@@ -6,7 +6,7 @@ The decisions are those of llama.cpp's llama_model_quantize.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -186,6 +186,13 @@ def quantized_name(source: str, preset: str, *, imatrix: bool = False, pure: boo
     if not name:
         raise UsageError("cannot derive an output name from the source", hint="set one with -o")
     return f"{name}-{word.upper()}{'-pure' * pure}{'-imatrix' * imatrix}.gguf"
+
+
+def unknown_scheme(name: str, schemes: Collection[str]) -> UsageError:
+    """The error for a name that is none of the `schemes` of a folder, with the closest match."""
+    near = get_close_matches(name.lower(), schemes, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(schemes)}"
+    return UsageError(f"unknown dtype or quantization scheme {name!r}", hint=hint)
 
 
 def unknown(name: str, *others: str) -> UsageError:

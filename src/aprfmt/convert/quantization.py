@@ -34,6 +34,7 @@ from aprfmt.convert.presets import (
     needs_weights,
     uniform_preset,
     unknown,
+    unknown_scheme,
 )
 from aprfmt.convert.serving import FOLDERS, serving_scheme
 from aprfmt.errors import AprError, RefusedError, UsageError
@@ -258,7 +259,7 @@ def quantization_of(options: Options, target: str, takes: Collection[str]) -> Qu
         raise UsageError(
             f"{options.dtype} is a quantization scheme of Hugging Face folders", hint="write one with --format hf"
         )
-    preset = _preset(options) if scheme is None else None
+    preset = _preset(options, target) if scheme is None else None
     if preset is None:
         taken = ("imatrix", "tensor_type") if target == "mlx" else () if scheme is None else ("imatrix",)
         given = next((name for name in _ONLY_WITH_PRESET if getattr(options, name) and name not in taken), None)
@@ -291,12 +292,14 @@ def quantization_of(options: Options, target: str, takes: Collection[str]) -> Qu
     return Quantization(preset, overrides, options.allow_requantize, imatrix)
 
 
-def _preset(options: Options) -> QuantizationPreset | None:
+def _preset(options: Options, target: str) -> QuantizationPreset | None:
     if (preset := find_preset(options.dtype)) is not None:
         return preset
     try:
         row = find_dtype(options.dtype) if options.dtype != "keep" else None
     except AprError:
+        if target in FOLDERS:
+            raise unknown_scheme(options.dtype, [*PLAIN, *SERVING]) from None
         raise unknown(options.dtype, *PLAIN) from None
     if row is None or row.kind != "ggml":
         return None

@@ -306,7 +306,7 @@ class _Quantizing:
         """The KL of a scratch file with some options of the conversion changed, on `times` as much text."""
         from aprfmt.io.temporary import scratch_folder
 
-        fixed = {"format": "gguf", "plan": False, "progress": None, "fsync": False}
+        fixed = {"format": "gguf", "plan": False, "progress": None, "fsync": False, "verify": False}
         with scratch_folder("measured") as folder:
             path = os.path.join(folder, "measured.gguf")
             self.convert({**changes, **fixed}, dst=path)
