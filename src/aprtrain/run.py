@@ -33,6 +33,7 @@ from aprtrain.data.batches import Batches, batch_of, shares_of
 from aprtrain.evaluate import evaluate
 from aprtrain.finish import Summary, run_loop
 from aprtrain.guards import catch_signals
+from aprtrain.hidden import HiddenStates
 from aprtrain.loop import Parts, Trainer
 from aprtrain.loss.objective import Objective
 from aprtrain.loss.spans import VocabularyMap
@@ -42,14 +43,17 @@ from aprtrain.models import (
     TrainingPair,
     load_student,
     load_teacher,
+    match_layers,
     open_pair,
     open_teacher_files,
     origin_of,
     resolve_residency,
+    settings_of,
 )
 from aprtrain.network.decoder import Decoder
 from aprtrain.nodes import fetch
 from aprtrain.optim.flat import Optimizer, load_states
+from aprtrain.optim.rules import rule_of
 from aprtrain.qat import Quantizer
 from aprtrain.reap import choose_experts, rate_experts
 from aprtrain.report.metrics import Recorder, settings_table
@@ -220,9 +224,10 @@ def _train(
         if config.samples and (tokenizer := pair.student.tokenizer) is not None
         else None,
         quantizer=quantizer,
+        hidden=_hidden_states(config, pair, student, teacher, world),
     )
     if saved:
-        _restore(saved, folder, world, optimizer, saver)
+        _restore(saved, folder, world, parts)
     note_kernels(
         config, batch_of(windows, range(min(rows, len(windows)))).to(world.device), student, teacher, world.device
     )
@@ -237,18 +242,33 @@ def _train(
         return run_loop(Trainer(config, world, parts, saved.progress, stop), command, saved)
 
 
-def _restore(saved: Saved, folder: Path, world: World, optimizer: Optimizer, saver: Saver | None) -> None:
+def _hidden_states(
+    config: Config, pair: TrainingPair, student: Decoder, teacher: Teacher | None, world: World
+) -> HiddenStates | None:
+    """The loss of --hidden-weight."""
+    if teacher is None or not config.hidden_weight:
+        return None
+    pairs = match_layers(config, student.shape, teacher.shape)
+    return HiddenStates(
+        student, teacher.decoder, pairs, config.hidden_loss, rule_of(config.optimizer), settings_of(config), world,
+        config.seed,
+    )  # fmt: skip
+
+
+def _restore(saved: Saved, folder: Path, world: World, parts: Parts) -> None:
     """Loads the state of the checkpoint that a run resumes from."""
     with open_state(state_file(folder, saved.step)) as state:
-        load_states(optimizer, state)
+        load_states(parts.optimizer, state)
+        if parts.hidden is not None:
+            parts.hidden.load(state)
         torch.set_rng_state(state["rng"])
     world.barrier()
     for path in saved.fetched:
         path.unlink(missing_ok=True)
     if world.is_first:
         point_latest_at(folder, saved)
-        if saver is not None:
-            saver.left.update(saved.left)
+        if parts.saver is not None:
+            parts.saver.left.update(saved.left)
 
 
 def _rate_experts(

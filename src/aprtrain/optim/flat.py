@@ -103,11 +103,15 @@ def states(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_states(optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
-    """Loads what `states` yielded; "rng" is ignored. Raises CorruptError if it belongs to another network."""
+    """Loads what `states` yielded; "rng" and the projection of `hidden` are ignored.
+
+    Raises CorruptError if it belongs to another network.
+    """
     wanted = {
         f"{kind}.{name}" for name in optimizer.shapes for kind in optimizer.rule.kinds(name, optimizer.shapes[name])
     } | {"step"}
-    if wrong := sorted(wanted ^ (set(state) - {"rng"})):
+    found = {name for name in state if name != "rng" and not name.endswith(".hidden.head")}
+    if wrong := sorted(wanted ^ found):
         raise CorruptError("the saved optimizer state belongs to a different network", tensor=wrong[0])
     for kind in optimizer.updates.kinds:
         optimizer.load(kind, partial(_read, state, kind))
