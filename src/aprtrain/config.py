@@ -1,7 +1,6 @@
 """Training options: one schema of types, ranges, defaults, environment variables and help.
 
-A run prints and stores `Config.to_json`; `Config.digest` hashes the
-options that affect the results.
+A run prints and stores `Config.to_json`; `Config.digest` hashes the options that affect the results.
 """
 
 from __future__ import annotations

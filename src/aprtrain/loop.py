@@ -176,7 +176,8 @@ class Trainer:
             self._looked_at = self._saved_at = time.monotonic()
             self.early = self._why_early() if self.progress.step else None  # a run that stopped early may be resumed
             try:
-                while not self.is_done and not self._is_stopped():
+                # Several processes must all stop after the same step: the all-reduced request decides.
+                while not (self.is_done or (self._asked_to_stop if self.world.size > 1 else self.stop)):
                     with watchdog.step():
                         self._step()
                     self._after_step()
@@ -194,10 +195,6 @@ class Trainer:
             )
         elif self._on_gpu:
             self.parts.recorder.log("GPU utilization is not monitored: NVML is missing or does not support this GPU")
-
-    def _is_stopped(self) -> bool:
-        """With several processes all must stop after the same step, so the all-reduced request decides."""
-        return self._asked_to_stop if self.world.size > 1 else bool(self.stop)
 
     # --- a step ---
 

@@ -231,7 +231,8 @@ def _train(
     note_kernels(
         config, batch_of(windows, range(min(rows, len(windows)))).to(world.device), student, teacher, world.device
     )
-    _note_peak_rate(world.device)
+    if on_gpu and budget.peak_flops(name := _device_name(world)) is None:
+        features.current().miss("mfu", f"the peak FLOP/s of {name} are unknown")
     recorder.begin(
         saved.step if saved else None, [asdict(damage) for damage in saved.damaged], config.log_to, config.to_json()
     )
@@ -296,7 +297,9 @@ def _load(
     if teacher is not None and teacher.gate is not None:  # how many parts are e4m3 is known only now
         plan = planned(teacher_bytes=teacher.n_bytes)
         budget.check_fits(plan, memory)
-    _check_resident(student, teacher, world.device)
+    for network in (student, *([teacher.decoder] if teacher is not None else [])):
+        # A matrix that stays blocks has a stand-in without memory.
+        guards.check_resident(((name, p) for name, p in network.named_parameters() if not p.is_meta), world.device)
     return plan, student, optimizer, quantizer, teacher
 
 
@@ -312,17 +315,6 @@ def _sampler(
         student, prompts, config.seq_len, config.sequences_per_step // world.size, rows, config.new_tokens,
         corpus.separator, encoder.begin, config.seed, world.rank, world.size,
     )  # fmt: skip
-
-
-def _check_resident(student: Decoder, teacher: Teacher | None, device: torch.device) -> None:
-    named = [*student.named_parameters(), *(teacher.decoder.named_parameters() if teacher is not None else [])]
-    # A matrix that stays blocks has a stand-in without memory.
-    guards.check_resident(((name, p) for name, p in named if not p.is_meta), device)
-
-
-def _note_peak_rate(device: torch.device) -> None:
-    if device.type == "cuda" and budget.peak_flops(name := torch.cuda.get_device_name(device)) is None:
-        features.current().miss("mfu", f"the peak FLOP/s of {name} are unknown")
 
 
 def _inputs(config: Config, folder: Path) -> Iterator[str]:

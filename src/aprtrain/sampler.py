@@ -51,12 +51,7 @@ def read_prompts(path: Path, encoder: Encoder, text_field: str, longest: int, lo
     """
     skipped: Counter[str] = Counter()
     reader = RecordReader(
-        separator=encoder.separator,
-        render=encoder.render,
-        text_field=text_field,
-        strict=False,
-        skipped=skipped,
-        log=log,
+        separator=encoder.separator, render=encoder.render, text_field=text_field, skipped=skipped, log=log
     )
     files = list_files([path], skipped)
     documents = [each for file in files for each in reader.documents(file) if not is_blank(each)]
@@ -143,9 +138,8 @@ class _Generation:
         masks = {}
         for window in dict.fromkeys(s.windows):
             seen_TL = (back_TL >= 0) & (back_TL < window) if window else back_TL >= 0
-            masks[window] = (seen_TL & is_text_NL[:, None] | (back_TL == 0))[
-                :, None
-            ]  # padding sees itself: no empty row
+            # Padding sees itself: no empty row.
+            masks[window] = (seen_TL & is_text_NL[:, None] | (back_TL == 0))[:, None]
         kind = "eager" if s.attn_softcap or s.has("sinks") else "mask"
         plans = [
             AttentionPlan(kind, masks[window], cache=cache, places_T=places_T, positions_NT=position_NT)

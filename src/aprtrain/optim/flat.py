@@ -73,9 +73,7 @@ class Optimizer(Protocol):
         """
 
     def search_scales(self) -> None:
-        """Rounds the weights of quantization-aware training as a checkpoint would store them, with a search for the
-        scales.
-        """
+        """Rounds the weights of --qat as a checkpoint would store them, with a search for the scales."""
 
     def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, values) of every parameter that has one of `updates.kinds`, on the device until the next one.
@@ -274,9 +272,7 @@ class FlatOptimizer:
         self._awaited = set(self._formed) if self._formed else None
 
     def _send(self, awaited: set[str]) -> None:
-        """Starts to reduce the buckets whose gradients are complete, up to the first one that still waits for a
-        gradient.
-        """
+        """Starts to reduce the buckets whose gradients are complete, up to the first one that is not."""
         while self._unsent and awaited.isdisjoint(self._unsent[-1].names):
             self._sending.append(self._world.reduce_scatter(self._unsent.pop().of(self.grad)))
 
