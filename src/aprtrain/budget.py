@@ -91,15 +91,12 @@ def choose_pass(
     for tokens in (given,) if given else _PASSES if n_bytes is not None else (USUAL_PASS,):
         windows = max(1, (tokens if given else min(tokens, share)) // config.seq_len)
         found = replace(config, micro_tokens=windows * config.seq_len)
-        if n_bytes is None or _need(found, pair, device, processes, tried, worst) <= _FILLED * n_bytes:
+        if n_bytes is None:
+            break
+        plan = memory_plan(found, pair, device, processes=processes, tried=tried, teacher_bytes=worst)
+        if total(plan) <= _FILLED * n_bytes:
             break
     return found
-
-
-def _need(
-    config: Config, pair: TrainingPair, device: torch.device, processes: int, tried: bool, teacher: int | None
-) -> int:
-    return total(memory_plan(config, pair, device, processes=processes, tried=tried, teacher_bytes=teacher))
 
 
 def check_fits(rows: list[MemoryRow], device_bytes: int | None) -> None:

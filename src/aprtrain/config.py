@@ -1,7 +1,6 @@
 """Training options: one schema of types, ranges, defaults, environment variables and help.
 
-A run prints and stores `Config.to_json`; `Config.digest` hashes the
-options that affect the results.
+A run prints and stores `Config.to_json`; `Config.digest` hashes the options that affect the results.
 """
 
 from __future__ import annotations
@@ -135,6 +134,13 @@ class Config:
         metavar="forward|reverse|skew|jsd|tv|NAME",
     )
     beta: float = _kd(0.5, "The teacher's share of the mixture of --loss jsd and skew.", low=0.001, high=0.999)
+    hidden_weight: float = _kd(0.0, "Weight of the loss between hidden states of student and teacher; 0: off.", low=0)
+    hidden_loss: str = _kd(
+        "cosine", "Distance of hidden states: cosine, or mse relative to the teacher's.", choices=("cosine", "mse")
+    )
+    hidden_layers: str | None = _kd(
+        None, "Student layers of --hidden-weight, numbered from 0: 3,7,11 (default: all).", metavar="LIST"
+    )
     on_policy: float = _kd(
         0.0,
         "Share of the steps that learn from the student's own continuations of --prompts, scored by the teacher.",

@@ -190,6 +190,16 @@ def _check_together(config: Config, command: str) -> None:
             "leave out --on-policy: the data are aligned before the run"),
         (c.vocab_policy == "uld" and c.loss != Config.loss, "--vocab-policy uld has a loss of its own",
             "leave out --loss, or use --vocab-policy aligned"),
+        (c.hidden_weight > 0 and has_files, "--hidden-weight needs a loaded teacher, and log-probabilities load none",
+            "leave out --hidden-weight, or pass the teacher's file"),
+        (c.hidden_weight > 0 and c.vocab_policy in ALIGNED,
+            f"--hidden-weight and --vocab-policy {c.vocab_policy} are mutually exclusive: positions differ",
+            "leave out --hidden-weight"),
+        *(
+            (getattr(c, name) != getattr(Config, name) and not c.hidden_weight, f"{schema()[name].flag} needs "
+                "--hidden-weight", "add --hidden-weight 1")
+            for name in ("hidden_loss", "hidden_layers")
+        ),
         ((c.on_policy > 0) != (c.prompts is not None), "--on-policy and --prompts must be given together",
             "add --on-policy 0.5 --prompts FILE"),
         (c.on_policy > 0 and has_files, "--on-policy needs a loaded teacher: it scores new text at every step",

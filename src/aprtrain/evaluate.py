@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -281,8 +280,8 @@ def score(
             max_windows=limit and limit // length,
         )
         return Evaluation(
-            **_facts(path, network),
-            teacher=EvaluatedModel(**_facts(teacher, other)) if teacher and other else None,
+            **asdict(_facts(path, network)),
+            teacher=_facts(teacher, other) if teacher and other else None,
             data=str(data),
             documents=len(part.ends),
             data_tokens=len(part.tokens),
@@ -295,14 +294,6 @@ def score(
         )
 
 
-class _ModelFacts(TypedDict):
-    file: str
-    format: str | None
-    architecture: str
-    parameters: int
-
-
-def _facts(path: str, network: NetworkSource) -> _ModelFacts:
+def _facts(path: str, network: NetworkSource) -> EvaluatedModel:
     label = network.model.label if network.model is not None else None
-    shape = network.shape
-    return {"file": path, "format": label, "architecture": shape.architecture, "parameters": shape.n_params}
+    return EvaluatedModel(path, label, network.shape.architecture, network.shape.n_params)

@@ -29,8 +29,8 @@ class Feature:
     Attributes:
         label: its name in messages.
         speeds_up: what is slower, larger or missing without it.
-        mend: what to type or change to enable it. package, module: the distribution that provides it, and the module to
-            import; "" if torch or the machine does.
+        mend: what to type or change to enable it.
+        package, module: the distribution that provides it, and the module to import; "" if torch or the machine does.
     """
 
     label: str

@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -25,6 +25,7 @@ from aprtrain.checkpoints.checkpoint import HostBuffers, Saver, Snapshot, copy_s
 from aprtrain.config import Config
 from aprtrain.data.batches import Batch, Batches
 from aprtrain.guards import Stop, UtilizationMonitor, Watchdog, is_better, nvml_reader, since_best
+from aprtrain.hidden import HiddenStates
 from aprtrain.loss.head import Softcaps, distill_head, logit_weight
 from aprtrain.loss.objective import Objective
 from aprtrain.memory import MemoryRow
@@ -41,7 +42,7 @@ from aprtrain.teacher.files import TeacherTargets
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World
 
-_SUMS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy", "aligned", "save", "stop")
+_SUMS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy", "aligned", "hidden", "save", "stop")
 _MOST_UNLOGGED = 10_000  # steps averaged in a log line, at most
 _PEAK_STEP = 2  # after which peak memory is checked
 
@@ -68,6 +69,7 @@ class Parts:
         sampler: of the student's own continuations, with --on-policy.
         sample: samples of the student's text, recorded after each evaluation; None without --samples.
         quantizer: what rounds the student's weights, with --qat.
+        hidden: the loss between hidden states, with --hidden-weight.
     """
 
     student: Decoder
@@ -88,6 +90,7 @@ class Parts:
     sampler: Sampler | None = None
     sample: Callable[[], list[TextSample]] | None = None
     quantizer: Quantizer | None = None
+    hidden: HiddenStates | None = None
 
 
 @dataclass
@@ -173,7 +176,8 @@ class Trainer:
             self._looked_at = self._saved_at = time.monotonic()
             self.early = self._why_early() if self.progress.step else None  # a run that stopped early may be resumed
             try:
-                while not self.is_done and not self._is_stopped():
+                # Several processes must all stop after the same step: the all-reduced request decides.
+                while not (self.is_done or (self._asked_to_stop if self.world.size > 1 else self.stop)):
                     with watchdog.step():
                         self._step()
                     self._after_step()
@@ -191,10 +195,6 @@ class Trainer:
             )
         elif self._on_gpu:
             self.parts.recorder.log("GPU utilization is not monitored: NVML is missing or does not support this GPU")
-
-    def _is_stopped(self) -> bool:
-        """With several processes all must stop after the same step, so the all-reduced request decides."""
-        return self._asked_to_stop if self.world.size > 1 else bool(self.stop)
 
     # --- a step ---
 
@@ -241,6 +241,8 @@ class Trainer:
         sums[-1] += float(bool(self.stop))
         self.world.all_reduce(sums)
         norm = parts.optimizer.step(lr, sums[0])
+        if parts.hidden is not None:
+            parts.hidden.step(lr, sums[0])
         values = torch.cat([sums, norm.reshape(1)])
         n_valid = micro_batches[0].n_valid
         progress.step += 1
@@ -256,10 +258,13 @@ class Trainer:
         """Forward and backward pass of a micro-batch; returns its part of the sums."""
         config, parts = self.config, self.parts
         hidden, head, spans, n_aligned = None, None, None, 0
-        if parts.teacher is not None and parts.aligned is None:
-            hidden = parts.teacher.hidden(batch.tokens_NT, batch.documents).flatten(0, 1)
-            head = self._head_of(parts.teacher)
-        x_ND, labels_N = parts.student(batch.tokens_NT, batch.documents).flatten(0, 1), batch.labels_NT.flatten()
+        with nullcontext() if parts.hidden is None else parts.hidden.recording():
+            if parts.teacher is not None and parts.aligned is None:
+                hidden = parts.teacher.hidden(batch.tokens_NT, batch.documents).flatten(0, 1)
+                head = self._head_of(parts.teacher)
+            x_ND, labels_N = parts.student(batch.tokens_NT, batch.documents).flatten(0, 1), batch.labels_NT.flatten()
+        n_valid = max(1, batch.n_valid)
+        distance = None if parts.hidden is None else parts.hidden.loss(labels_N, batch.kept_P, n_valid)
         kept_P, top = batch.kept_P, None
         if parts.answers is not None:
             given = parts.answers(batch.windows).to(self.world.device)
@@ -274,15 +279,18 @@ class Trainer:
         out = distill_head(
             x_ND, parts.student.head_weight, hidden, head, labels_N,
             replace(parts.objective, kd_weight=1.0) if self._is_on_policy else parts.objective,
-            parts.vocabulary if hidden is not None else None, n_valid=max(1, batch.n_valid), chunk=config.chunk,
+            parts.vocabulary if hidden is not None else None, n_valid=n_valid, chunk=config.chunk,
             logits="fp32" if config.logits == "fp32" else "fp16", softcaps=self._softcaps,
             grad_w=parts.optimizer.grad_of(self._head_name) if parts.student.lora is None else None, top=top,
             spans=spans,
         )  # fmt: skip
-        torch.autograd.backward(out.loss)
-        return torch.stack(
-            [*(value.detach().float() for value in out), out.loss.new_full((), n_aligned, dtype=torch.float32)]
-        )
+        extra = [] if distance is None else [config.hidden_weight * distance]
+        torch.autograd.backward([out.loss, *extra])
+        values = *out, out.loss.new_tensor(n_aligned), out.loss.new_zeros(()) if distance is None else distance
+        sums = torch.stack([value.detach().float() for value in values])
+        for term in extra:
+            sums[0] += term.detach()
+        return sums
 
     def _head_of(self, teacher: Teacher) -> Tensor:
         """The teacher's head in the loss's dtype, cached unless it is dequantized for every use."""
@@ -359,6 +367,8 @@ class Trainer:
             values["sampler_tokens_per_s"] = sampled.n_tokens / max(sampled.seconds, 1e-9)
             values["sampler_share"] = min(1.0, sampled.seconds / max(seconds, 1e-9))
             values["sampler_age"] = 0  # updates between the weights that sampled and those that learn
+        if parts.hidden is not None:
+            values["hidden"] = sums["hidden"]
         if parts.aligned is not None:
             values["aligned"] = sums["aligned"] / n
         if parts.teacher is not None:
@@ -474,6 +484,7 @@ class Trainer:
             parts.optimizer, parts.student, dtype, self._host, keeps=keeps, quantizer=parts.quantizer
         )
         state["rng"] = torch.get_rng_state()
+        state |= parts.hidden.states() if parts.hidden is not None else {}
         here = {"step": self.progress.step, "tokens": self.progress.tokens, "scores": dict(scores)}
         facts = {
             "origin": parts.origin,

@@ -28,7 +28,7 @@ from aprtrain.config import Config
 from aprtrain.features import importable
 from aprtrain.lora_spec import parse_lora
 from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes, plain_bytes, span_bytes
-from aprtrain.models import GATE_TOKENS, TrainingPair, is_lora_in_blocks
+from aprtrain.models import GATE_TOKENS, TrainingPair, is_lora_in_blocks, match_layers
 from aprtrain.network.lora import lora_params
 from aprtrain.network.shape import Shape
 from aprtrain.network.weights import NetworkSource
@@ -130,7 +130,10 @@ def memory_plan(
             ),
         ]
         tokens *= 1 if pair.outcomes is None else _OTHER_TOKENS
-        hidden = MemoryRow("teacher: hidden states", tokens * s.d_model * width)
+        matched = len(match_layers(config, student, s)) if config.hidden_weight else 0
+        # In float32 for the loss, with gradients.
+        matching = matched * tokens * (s.d_model * width + 16 * s.d_model)
+        hidden = MemoryRow("teacher: hidden states", tokens * s.d_model * width + matching)
         phases = [[*phase, hidden] for phase in phases]
         phases.append([MemoryRow("teacher: forward pass", _pass_bytes(config, s, tokens, width)), hidden])
         if residency == "fp8":

@@ -211,6 +211,11 @@ def _identity(config: Config, student: NetworkSource, teacher: NetworkSource | N
     return ModelIdentity(student.hparams, student.tokenizer, origin)
 
 
+def settings_of(config: Config) -> Settings:
+    """What the update rule is given."""
+    return Settings((config.beta1, config.beta2), config.eps, config.weight_decay, config.clip)
+
+
 def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Decoder, Optimizer, Quantizer | None]:
     """The student on the device, its optimizer, and what rounds its weights with --qat.
 
@@ -218,7 +223,7 @@ def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Deco
     """
     quantizer = Quantizer(pair.student, pair.qat_types, config.qat_every) if pair.qat_types else None
     shape, dtype = pair.student.shape, torch.bfloat16 if world.device.type == "cuda" else torch.float32
-    settings = Settings((config.beta1, config.beta2), config.eps, config.weight_decay, config.clip)
+    settings = settings_of(config)
     rule = rule_of(config.optimizer)
 
     def matrices(parameter: str, whole: Tensor) -> list[Tensor]:
@@ -349,8 +354,29 @@ def _layers(text: str, n_layers: int) -> list[int]:
         return parse_layers(text.removesuffix(","), n_layers)
     if not 1 <= int(text) <= n_layers:
         raise UsageError(f"cannot select {int(text)} layers: the teacher has {n_layers}")
-    step = (n_layers - 1) / max(1, int(text) - 1)
-    return [round(i * step) for i in range(int(text))]
+    return _spread(int(text), n_layers)
+
+
+def _spread(n: int, n_layers: int) -> list[int]:
+    """`n` evenly spaced layers, including the first and the last."""
+    step = (n_layers - 1) / max(1, n - 1)
+    return [round(i * step) for i in range(n)]
+
+
+def match_layers(config: Config, student: Shape, teacher: Shape) -> list[tuple[int, int]]:
+    """The layers of --hidden-layers, each with its layer of the teacher: the one it was made from, or by its depth.
+
+    Raises UsageError for unknown layers.
+    """
+    how = config.student_init if config.student_init is not None and is_pruned(config.student_init) else ""
+    listed = dict(word.partition(":")[::2] for word in how.split("+")).get("layers")
+    of_teacher = _layers(listed, teacher.n_layers) if listed else _spread(student.n_layers, teacher.n_layers)
+    wanted = [*range(student.n_layers)]
+    if config.hidden_layers is not None:
+        wanted = parse_layers(config.hidden_layers, student.n_layers)
+    if max(wanted) >= student.n_layers:
+        raise UsageError(f"--hidden-layers: unknown layer {max(wanted)}", hint=f"the student has {student.n_layers}")
+    return [(layer, of_teacher[layer]) for layer in wanted]
 
 
 def new_student(source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 42) -> NetworkSource:

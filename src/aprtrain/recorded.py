@@ -6,7 +6,7 @@ import glob
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,8 @@ def recorded_config(folder: Path, steps: int | None = None, data: str | None = N
     for name, value in known.items():
         if not is_value(name, value):
             raise CorruptError(f"option {name} is {value!r:.80}, not a valid value", path=path)
-    config = _with_paths(_config(known), Path(started_in) if isinstance(started_in, str) else None)
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
+    config = _with_paths(construct(Config, plain), Path(started_in) if isinstance(started_in, str) else None)
     config = replace(config, output=str(folder), resume=True, smoke=None)
     config = config if data is None else replace(config, data=(data,))
     return command, *_extended(config, steps)
@@ -112,10 +113,6 @@ def _read(path: Path) -> JsonObject:
     if not isinstance(found, dict):
         raise CorruptError("not a JSON object", path=path)
     return found
-
-
-def _config(values: Mapping[str, object]) -> Config:
-    return construct(Config, {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()})
 
 
 def _with_paths(config: Config, started_in: Path | None) -> Config:

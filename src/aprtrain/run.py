@@ -33,6 +33,7 @@ from aprtrain.data.batches import Batches, batch_of, shares_of
 from aprtrain.evaluate import evaluate
 from aprtrain.finish import Summary, run_loop
 from aprtrain.guards import catch_signals
+from aprtrain.hidden import HiddenStates
 from aprtrain.loop import Parts, Trainer
 from aprtrain.loss.objective import Objective
 from aprtrain.loss.spans import VocabularyMap
@@ -42,14 +43,17 @@ from aprtrain.models import (
     TrainingPair,
     load_student,
     load_teacher,
+    match_layers,
     open_pair,
     open_teacher_files,
     origin_of,
     resolve_residency,
+    settings_of,
 )
 from aprtrain.network.decoder import Decoder
 from aprtrain.nodes import fetch
 from aprtrain.optim.flat import Optimizer, load_states
+from aprtrain.optim.rules import rule_of
 from aprtrain.qat import Quantizer
 from aprtrain.reap import choose_experts, rate_experts
 from aprtrain.report.metrics import Recorder, settings_table
@@ -220,13 +224,15 @@ def _train(
         if config.samples and (tokenizer := pair.student.tokenizer) is not None
         else None,
         quantizer=quantizer,
+        hidden=_hidden_states(config, pair, student, teacher, world),
     )
     if saved:
-        _restore(saved, folder, world, optimizer, saver)
+        _restore(saved, folder, world, parts)
     note_kernels(
         config, batch_of(windows, range(min(rows, len(windows)))).to(world.device), student, teacher, world.device
     )
-    _note_peak_rate(world.device)
+    if on_gpu and budget.peak_flops(name := _device_name(world)) is None:
+        features.current().miss("mfu", f"the peak FLOP/s of {name} are unknown")
     recorder.begin(
         saved.step if saved else None, [asdict(damage) for damage in saved.damaged], config.log_to, config.to_json()
     )
@@ -237,18 +243,33 @@ def _train(
         return run_loop(Trainer(config, world, parts, saved.progress, stop), command, saved)
 
 
-def _restore(saved: Saved, folder: Path, world: World, optimizer: Optimizer, saver: Saver | None) -> None:
+def _hidden_states(
+    config: Config, pair: TrainingPair, student: Decoder, teacher: Teacher | None, world: World
+) -> HiddenStates | None:
+    """The loss of --hidden-weight."""
+    if teacher is None or not config.hidden_weight:
+        return None
+    pairs = match_layers(config, student.shape, teacher.shape)
+    return HiddenStates(
+        student, teacher.decoder, pairs, config.hidden_loss, rule_of(config.optimizer), settings_of(config), world,
+        config.seed,
+    )  # fmt: skip
+
+
+def _restore(saved: Saved, folder: Path, world: World, parts: Parts) -> None:
     """Loads the state of the checkpoint that a run resumes from."""
     with open_state(state_file(folder, saved.step)) as state:
-        load_states(optimizer, state)
+        load_states(parts.optimizer, state)
+        if parts.hidden is not None:
+            parts.hidden.load(state)
         torch.set_rng_state(state["rng"])
     world.barrier()
     for path in saved.fetched:
         path.unlink(missing_ok=True)
     if world.is_first:
         point_latest_at(folder, saved)
-        if saver is not None:
-            saver.left.update(saved.left)
+        if parts.saver is not None:
+            parts.saver.left.update(saved.left)
 
 
 def _rate_experts(
@@ -276,7 +297,9 @@ def _load(
     if teacher is not None and teacher.gate is not None:  # how many parts are e4m3 is known only now
         plan = planned(teacher_bytes=teacher.n_bytes)
         budget.check_fits(plan, memory)
-    _check_resident(student, teacher, world.device)
+    for network in (student, *([teacher.decoder] if teacher is not None else [])):
+        # A matrix that stays blocks has a stand-in without memory.
+        guards.check_resident(((name, p) for name, p in network.named_parameters() if not p.is_meta), world.device)
     return plan, student, optimizer, quantizer, teacher
 
 
@@ -292,17 +315,6 @@ def _sampler(
         student, prompts, config.seq_len, config.sequences_per_step // world.size, rows, config.new_tokens,
         corpus.separator, encoder.begin, config.seed, world.rank, world.size,
     )  # fmt: skip
-
-
-def _check_resident(student: Decoder, teacher: Teacher | None, device: torch.device) -> None:
-    named = [*student.named_parameters(), *(teacher.decoder.named_parameters() if teacher is not None else [])]
-    # A matrix that stays blocks has a stand-in without memory.
-    guards.check_resident(((name, p) for name, p in named if not p.is_meta), device)
-
-
-def _note_peak_rate(device: torch.device) -> None:
-    if device.type == "cuda" and budget.peak_flops(name := torch.cuda.get_device_name(device)) is None:
-        features.current().miss("mfu", f"the peak FLOP/s of {name} are unknown")
 
 
 def _inputs(config: Config, folder: Path) -> Iterator[str]:

@@ -52,12 +52,7 @@ def read_prompts(path: Path, encoder: Encoder, text_field: str, longest: int, lo
     """
     skipped: Counter[str] = Counter()
     reader = RecordReader(
-        separator=encoder.separator,
-        render=encoder.render,
-        text_field=text_field,
-        strict=False,
-        skipped=skipped,
-        log=log,
+        separator=encoder.separator, render=encoder.render, text_field=text_field, skipped=skipped, log=log
     )
     files = list_files([path], skipped)
     documents = [each for file in files for each in reader.documents(file) if not is_blank(each)]

@@ -32,8 +32,7 @@ def sample_texts(
     """Greedy continuations of `count` held-out sequences, the same at every call; does not affect random states.
 
     All passes have one shape, [count, T], so that a compiled student is compiled once. Collective if the student's
-    weights
-    are sharded.
+    weights are sharded.
     """
     total = min(PROMPT_TOKENS + NEW_TOKENS, windows.seq_len)
     first = max(1, total * PROMPT_TOKENS // (PROMPT_TOKENS + NEW_TOKENS))

@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [
     {"loss"},
     {"data"},
     {"teacher", "optim", "report"},
-    {"qat"},
+    {"qat", "hidden"},
     {"checkpoints"},
     {"guards"},
     {"models", "evaluate", "reference", "samples", "recorded", "sampler", "reap"},

@@ -184,9 +184,12 @@ def test_no_field_is_left_out() -> None:
         "lora",
         "lora_base",
         "router_aux_loss",
+        "hidden_weight",
+        "hidden_loss",
+        "hidden_layers",
         "on_policy",
         "prompts",
         "new_tokens",
-    }  # test_guards, _lora, _live, _families
+    }  # test_guards, _lora, _live, _families, _hidden
     planned = {"micro_tokens", "chunk", "recompute", "logits", "compile", "deterministic"}
     assert set(schema()) == set(CHANGES) | elsewhere | planned

@@ -100,7 +100,7 @@ def transplanted_vocabulary(
         "copied": len(same),
         f"solved by at most {donor.k if donor is not None else 0} shared tokens of the donor": n_solved,
         "composed of the old tokens of their text": len(embedding) - n_solved,
-        "set to zeros, without a text": n - len(same) - len(embedding),
+        "set to zeros, which the old tokenizer cannot spell": n - len(same) - len(embedding),
     }
     made = ", ".join(f"{number:,} {what}" for what, number in counts.items() if number)
     remarks = [f"vocabulary of {n_old:,} tokens replaced by one of {n_new:,}; of {plural(n, 'row')}: {made}"]

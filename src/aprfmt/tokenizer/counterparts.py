@@ -20,7 +20,7 @@ class Counterparts:
     Attributes:
         same: the old id of each new id that means the same: by role (EOS, BOS, padding, end of a turn), else by bytes;
             of several new ids for an old one, the one that `match` pairs with it precedes.
-        pieces: the old ids of the text of each other one; padding and holes have neither.
+        pieces: the old ids of the text of each other one; padding, holes and bytes without an old token have neither.
         control: the texts of control tokens without a counterpart, whose pieces are those of their names.
     """
 

@@ -94,8 +94,7 @@ class Batches:
         seed: of the order.
         rank, world: rank of this process, and number of processes.
         shares: the sources of a mixture; each position of the order belongs to one of them, for any batch size and
-            number
-            of processes.
+            number of processes.
         epochs: number of passes over the data, for a mixture over the source that is used up first; None: repeat
             indefinitely.
         cursor: windows taken so far by the whole run; pass it in to resume.

@@ -37,9 +37,7 @@ def fits(rows: int, cols: int) -> bool:
 
 
 def quantize_weight(weight_OI: torch.Tensor, *, rows: int = 1024) -> Fp8Weight:
-    """Quantizes a bf16 weight to e4m3 with one scale per output channel, `rows` channels at a time (bounds the
-    temporary).
-    """
+    """Quantizes a bf16 weight to e4m3 with one scale per output channel, `rows` channels at a time to save memory."""
     data_OI = torch.empty_like(weight_OI, dtype=torch.float8_e4m3fn)
     scale_O = torch.empty(weight_OI.shape[0], dtype=torch.float32, device=weight_OI.device)
     for at in range(0, weight_OI.shape[0], rows):

@@ -120,9 +120,8 @@ def distill_head(
         logits: dtype of the logits in the CUDA kernel.
         softcaps: logit softcaps of the models.
         grad_w: [V, D] float32 (float64 for float64 inputs) to which the gradient of w_VD is added directly; autograd
-            then
-            gives w_VD none. The incoming gradient of the loss must be 1, or the gradient of x_ND is NaN: scale with
-            n_valid and the objective instead.
+            then gives w_VD none. The incoming gradient of the loss must be 1, or the gradient of x_ND is NaN: scale
+            with n_valid and the objective instead.
         top: saved top-k log-probabilities that replace t_NE, wt_RE and the vocabulary; see `topk`. Logits are then
             float32, at most topk.CELLS per chunk.
         spans: the spans that t_NE, then of its own positions, and the labels share with another tokenizer; they give
@@ -203,8 +202,7 @@ _PLAIN: dict[str, tuple[tuple[float, float], ...]] = {
     "jsd": ((11, 4), (9, 7.25)),
 }
 """Loss ("": cross entropy only) -> float32 values per position of a chunk at each moment of peak memory: (per row of
-the
-student's head, per shared id). The test of `plain_bytes` counts them.
+the student's head, per shared id). The test of `plain_bytes` counts them.
 """
 
 

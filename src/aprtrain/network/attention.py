@@ -32,9 +32,8 @@ class Documents:
 
     Attributes:
         cu_seqlens: first token of each document in the flattened batch, followed by N T; int32 on the batch's device.
-            The end
-            may be repeated (empty documents), so that the tensor has the same shape for every batch and nothing is
-            recompiled.
+            The end may be repeated (empty documents), so that the tensor has the same shape for every batch and nothing
+            is recompiled.
         max_len: upper bound of document lengths (T is one; a constant value compiles once).
     """
 
@@ -58,9 +57,7 @@ LABELS = {
 
 
 def places(tokens_NT: Tensor, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Position of each token in its document, and length and index of that document, [N, T]; no index for one document
-    per row.
-    """
+    """Position of each token in its document, its length and index, [N, T]; no index for one document per row."""
     n, t = tokens_NT.shape
     if documents is None:
         position = torch.arange(t, device=tokens_NT.device).expand(n, t)
@@ -115,8 +112,8 @@ class AttentionPlan(NamedTuple):
         kind: "causal" (SDPA of whole rows), "cudnn" (the same by cuDNN), "varlen" (flash kernel over `cu_seqlens`),
             "flash4" (by FlashAttention-4, either way), "mask" (SDPA under a mask), "eager" (scores written out, for a
             softcap or sinks) or "none" (of layers without attention).
-        mask: attention mask, bool [N or 1, 1, T, T], for "mask" and "eager". cu_seqlens, max_len: see Documents, for
-        "varlen" and "flash4"; None for whole rows.
+        mask: attention mask, bool [N or 1, 1, T, T], for "mask" and "eager".
+        cu_seqlens, max_len: see Documents, for "varlen" and "flash4"; None for whole rows.
         window: window size, likewise; 0 for none.
         cache: of the layer, while text is generated; the mask is then [N, 1, T, positions of the cache].
         places_T: positions of the T tokens in the cache, int64.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from math import prod
@@ -411,6 +411,8 @@ class Decoder(nn.Module):
         _register(self, shape.outer, dtype, device)
         self.decode_block: Callable[..., BlockOutput] = Block.compute
         self._on_device: list[Tensor] = []
+        self._wanted: Collection[int] = ()
+        self._outputs: dict[int, Tensor] = {}
         # Multiplied in the network's dtype, by a scale rounded to that dtype.
         self._embed_scale = float(torch.tensor(shape.embed_scale, dtype=dtype))
 
@@ -456,6 +458,8 @@ class Decoder(nn.Module):
                 given[n] = k, v
             else:
                 x_NTD = out
+            if n in self._wanted:
+                self._outputs[n] = x_NTD
         return x_NTD
 
     def _per_layer(self, x_NTD: Tensor, tokens_NT: Tensor) -> Tensor:
@@ -555,6 +559,15 @@ class Decoder(nn.Module):
         routed = [block for block in self.blocks if isinstance(block, Block) and block.router is not None]
         for block in routed:
             block.balance = weight / (len(routed) * tokens_per_step)
+
+    @contextmanager
+    def layer_outputs(self, layers: Collection[int]) -> Iterator[Mapping[int, Tensor]]:
+        """Within it, a pass stores the outputs [N, T, D] of these layers, before the final norm, in what it yields."""
+        self._wanted, self._outputs = layers, {}
+        try:
+            yield self._outputs
+        finally:
+            self._wanted, self._outputs = (), {}
 
     @contextmanager
     def rating_experts(self) -> Iterator[list[Tensor | None]]:

@@ -32,8 +32,7 @@ class Experts:
         scale: final factor of the scores.
         transposed: whether expert matrices are stored [in, out].
         limit, slope: gate and up rows alternate; gates are clamped to at most `limit`, ups to [-limit, limit], and the
-            output
-            is (up + 1) gate sigmoid(slope gate); 0 for the network's usual activation.
+            output is (up + 1) gate sigmoid(slope gate); 0 for the network's usual activation.
     """
 
     n: int

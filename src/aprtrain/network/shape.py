@@ -56,8 +56,8 @@ class Shape:
     """A decoder network.
 
     Attributes:
-        architecture: id in aprfmt's architecture table. n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ffn: sizes;
-        `head_dim` of Q and K, `d_ffn` of dense layers.
+        architecture: id in aprfmt's architecture table.
+        n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ffn: sizes; `head_dim` of Q and K, `d_ffn` of dense layers.
         vocab_rows: rows of the embedding; at least the tokens of the tokenizer.
         norm_eps: epsilon of norms.
         norm_centred: whether norms subtract the mean (layer norms).
@@ -67,13 +67,14 @@ class Shape:
         act: activation of the MLP, "silu", "gelu_tanh" or "relu2".
         gated: whether the MLP is gated.
         qk_norm_after_rope: whether Q and K are normalized after the rotation.
-        attn_scale: factor of attention scores. attn_softcap, logit_softcap: c of c tanh(x / c) over scores and logits;
-        0 for none.
+        attn_scale: factor of attention scores.
+        attn_softcap, logit_softcap: c of c tanh(x / c) over scores and logits; 0 for none.
         windows: sliding window of each layer, including the current position; 0 for full attention, NO_ATTENTION for
             none.
         ropes: the distinct rotations.
         layer_ropes: index into `ropes` of each layer; -1 for a layer without rotation.
-        adjacent: whether pairs are adjacent dimensions. experts, latent: see there; None for none.
+        adjacent: whether pairs are adjacent dimensions.
+        experts, latent: see there; None for none.
         outer: the parameters outside of layers.
         kinds: parameters of a layer, for each layer kind.
         layer_kinds: index into `kinds` of each layer.

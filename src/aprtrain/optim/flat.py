@@ -73,9 +73,7 @@ class Optimizer(Protocol):
         """
 
     def search_scales(self) -> None:
-        """Rounds the weights of quantization-aware training as a checkpoint would store them, with a search for the
-        scales.
-        """
+        """Rounds the weights of --qat as a checkpoint would store them, with a search for the scales."""
 
     def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, values) of every parameter that has one of `updates.kinds`, on the device until the next one.
@@ -103,11 +101,15 @@ def states(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_states(optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
-    """Loads what `states` yielded; "rng" is ignored. Raises CorruptError if it belongs to another network."""
+    """Loads what `states` yielded; "rng" and the projection of `hidden` are ignored.
+
+    Raises CorruptError if it belongs to another network.
+    """
     wanted = {
         f"{kind}.{name}" for name in optimizer.shapes for kind in optimizer.rule.kinds(name, optimizer.shapes[name])
     } | {"step"}
-    if wrong := sorted(wanted ^ (set(state) - {"rng"})):
+    found = {name for name in state if name != "rng" and not name.endswith(".hidden.head")}
+    if wrong := sorted(wanted ^ found):
         raise CorruptError("the saved optimizer state belongs to a different network", tensor=wrong[0])
     for kind in optimizer.updates.kinds:
         optimizer.load(kind, partial(_read, state, kind))
@@ -270,9 +272,7 @@ class FlatOptimizer:
         self._awaited = set(self._formed) if self._formed else None
 
     def _send(self, awaited: set[str]) -> None:
-        """Starts to reduce the buckets whose gradients are complete, up to the first one that still waits for a
-        gradient.
-        """
+        """Starts to reduce the buckets whose gradients are complete, up to the first one that is not."""
         while self._unsent and awaited.isdisjoint(self._unsent[-1].names):
             self._sending.append(self._world.reduce_scatter(self._unsent.pop().of(self.grad)))
 

@@ -135,9 +135,7 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """Yields (name, values) of every parameter that has one of `updates.kinds`, gathering one at a time. See
-        Optimizer.
-        """
+        """Yields (name, values) of every parameter that has this kind, gathered one at a time. See Optimizer."""
         for (name, shape), own in zip(self.shapes.items(), self.updates.of(kind, self._masters()), strict=True):
             if own is not None:
                 yield name, self._whole(name, own)[: shape[0]]

@@ -53,6 +53,7 @@ class StepValues(TypedDict):
     memory_bytes: int | None
     teacher_tflops: NotRequired[float]
     aligned: NotRequired[float]
+    hidden: NotRequired[float]
     sampled_tokens: NotRequired[int]
     sampler_seconds: NotRequired[float]
     sampler_tokens_per_s: NotRequired[float]
@@ -229,6 +230,8 @@ def line(values: StepValues, total: int) -> str:
         parts += [f"ce {values['ce']:.4f}", f"kl {values['kl1']:.4f}", f"agree {values['agreement']:.1%}"]
     if "aligned" in values:
         parts.append(f"aligned {values['aligned']:.1%}")
+    if "hidden" in values:
+        parts.append(f"hidden {values['hidden']:.4f}")
     parts += [
         f"grad {values['grad_norm']:.3g}",
         f"lr {values['lr']:.2e}",

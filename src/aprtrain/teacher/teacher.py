@@ -1,8 +1,8 @@
 """The teacher: a frozen network that returns hidden states, and the form of its weights.
 
     bf16    matrices as bf16
-    q4k     Q4_K, Q6_K and Q8_0 matrices stay in blocks and are dequantized on use fp8     products of the inner layers
-    in e4m3, as many as pass the comparison with bf16
+    q4k     Q4_K, Q6_K and Q8_0 matrices stay in blocks and are dequantized on use
+    fp8     products of the inner layers in e4m3, as many as pass the comparison with bf16
 
 Matrices are never expanded to float32 unless requested. All variants share Decoder's forward pass.
 
