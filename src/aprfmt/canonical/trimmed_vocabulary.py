@@ -55,7 +55,7 @@ def trimmed_vocabulary(
                 f"{source.dtype} does not store rows one by one here", path=path, tensor=name,
                 hint="convert to --dtype bf16 first",
             )  # fmt: skip
-        tensors[name] = CanonicalTensor(name, (ChosenRows(source, rows, {}),))
+        tensors[name] = CanonicalTensor(name, (ChosenRows(source, len(rows), {}, rows),))
     h.vocab_size = len(kept)
     for key in TOKEN_IDS:
         i = getattr(h, key)
