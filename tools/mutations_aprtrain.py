@@ -459,7 +459,7 @@ APRTRAIN = (
         "sums_2E[0] / sums_2E[1].clamp(min=1)", "sums_2E[0]"),
     Mutation("experts are rated by their router alone", "aprtrain/network/decoder.py:Block._routed",
         "test_reap.py::test_the_saliency_of_experts_is_its_definition", " * of_token.float().norm(dim=-1)", ""),
-    Mutation("a resumed run rates experts again", "aprtrain/reap.py:choose_experts",
+    Mutation("a resumed run rates experts again", "aprtrain/reap.py:keep_experts",
         "test_reap.py::test_a_run_keeps_the_most_salient_experts_and_goes_on_with_them",
         "if not (resumes and (folder / FILE).exists()):", "if True:"),
     Mutation("the first experts are kept", "aprfmt/canonical/expert_pruning.py:_of_stack",

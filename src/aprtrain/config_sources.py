@@ -6,7 +6,6 @@ options are errors that suggest the closest name.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.canonical.width_pruning import parse_widths
 from aprfmt.errors import AprError, UsageError
 from aprfmt.formats.hf_files import read_config
 from aprfmt.io.server_url import is_server
@@ -102,8 +102,9 @@ def _student_width(values: Mapping[str, object], models: Mapping[str, tuple[str,
         with suppress(AprError, OSError):  # as above
             return from_hf_config(read_config(path)).hidden_size
         return None
-    if isinstance(init, str) and (width := re.search(r"width:(?:[^+]*,)?hidden=(\d+)", init)):
-        return int(width[1])
+    for word in init.split("+") if isinstance(init, str) else ():
+        if word.startswith("width:") and (hidden := parse_widths(word.removeprefix("width:")).get("hidden")):
+            return hidden
     name = "teacher" if init is not None else "student" if "student" in values else "init"
     return models[name][1].hidden_size if name in models else None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from aprfmt.canonical.expert_pruning import most_salient
 from aprfmt.errors import CorruptError
 from aprfmt.io.sink import AtomicFile
 from aprfmt.texts.sequences import Windows
@@ -28,13 +29,23 @@ FILE = "experts.json"
 """File of the run's folder with the kept experts of each layer of the teacher, and the saliency of all."""
 
 
-def rate_experts(teacher: Teacher, windows: Windows, rows: int, device: torch.device) -> list[list[float]]:
-    """The saliency of each expert of each layer of the teacher, [] for a dense layer; `rows` sequences at a time."""
+def rate_experts(
+    teacher: Teacher,
+    windows: Windows,
+    rows: int,
+    device: torch.device,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> list[list[float]]:
+    """The saliency of each expert of each layer of the teacher, [] for a dense layer; `rows` sequences at a time.
+
+    `progress` is called with the number of sequences done and the total.
+    """
     count = max(1, min(len(windows), RATED_TOKENS // windows.seq_len))
     ids = [i * len(windows) // count for i in range(count)]
     decoder: Decoder = teacher.decoder
     with decoder.running(), decoder.rating_experts() as sums:
         for start in range(0, count, rows):
+            progress(start, count)
             batch = batch_of(windows, ids[start : start + rows]).to(device)
             teacher.hidden(batch.tokens_NT, batch.documents)
     return [[] if each is None else saliency_of(each).tolist() for each in sums]
@@ -45,7 +56,7 @@ def saliency_of(sums_2E: Tensor) -> Tensor:
     return sums_2E[0] / sums_2E[1].clamp(min=1)
 
 
-def choose_experts(
+def keep_experts(
     n: int, folder: Path, world: World, *, resumes: bool, rate: Callable[[], list[list[float]]]
 ) -> list[list[int]]:
     """The `n` most salient experts of each layer of the teacher, [] of a dense one: by `rate` on rank 0, saved in the
@@ -63,9 +74,8 @@ def choose_experts(
 
 
 def _save(path: Path, n: int, saliency: list[list[float]]) -> None:
-    kept = [sorted(sorted(range(len(of)), key=lambda e: (-of[e], e))[:n]) for of in saliency]
     with AtomicFile(str(path)) as sink:
-        sink.write(json.dumps({"kept": kept, "saliency": saliency}).encode())
+        sink.write(json.dumps({"kept": most_salient(saliency, n), "saliency": saliency}).encode())
 
 
 def _read(path: Path, n: int) -> list[list[int]]:

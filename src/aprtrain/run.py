@@ -55,7 +55,7 @@ from aprtrain.nodes import fetch
 from aprtrain.optim.flat import Optimizer, load_states
 from aprtrain.optim.rules import rule_of
 from aprtrain.qat import Quantizer
-from aprtrain.reap import choose_experts, rate_experts
+from aprtrain.reap import keep_experts, rate_experts
 from aprtrain.report.metrics import Recorder, settings_table
 from aprtrain.resume import Saved, check_student, find_checkpoint, is_finished, point_latest_at, state_file
 from aprtrain.sampler import Sampler, read_prompts
@@ -170,7 +170,7 @@ def _train(
     config, batches = _batches(config, corpus, windows, world, recorder, saved.cursor)
     if (kept := pair.student.experts) is not None:
         rate = partial(_rate_experts, config, pair, windows, held_out, world, recorder)
-        kept.of_layer = choose_experts(kept.n, folder, world, resumes=bool(saved), rate=rate)
+        kept.of_layer = keep_experts(kept.n, folder, world, resumes=bool(saved), rate=rate)
     origin = origin_of(command, config, pair, corpus.key)
     origin["hardware"] = f"{world.size} x {_device_name(world)}"
     _check_same_everywhere(world, origin)

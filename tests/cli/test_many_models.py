@@ -57,6 +57,20 @@ def test_the_hint_is_a_loop_over_the_models(line: str, folder: Path, apr: Apr) -
     assert [typed.replace(" --json", "") for typed in ran.stdout.splitlines()] == LOOPS[line]
 
 
+@pytest.mark.parametrize(
+    ("files", "hint"),
+    [
+        (["a.gguf", "b.gguf", "--data", "t.txt"], "apr imatrix a.gguf --data t.txt -o o.gguf"),
+        (["a.gguf", "b.gguf", "c.gguf"], "apr imatrix a.gguf --data TEXT -o o.gguf"),
+        (["a.imatrix.gguf", "b.dat"], "apr imatrix --merge a.imatrix.gguf b.dat -o o.gguf"),
+    ],
+)
+def test_imatrix_takes_one_model_or_merges_matrices(files: list[str], hint: str, apr: Apr) -> None:
+    error = apr("imatrix", *files, "-o", "o.gguf", "--json").json["error"]
+    n_files = len([name for name in files if name.endswith((".gguf", ".dat"))])
+    assert (error["message"], error["hint"]) == (f"apr imatrix takes one model, not {n_files}", hint)
+
+
 def test_a_folder_of_models_becomes_a_pattern(folder: Path, apr: Apr) -> None:
     assert "for f in *.gguf; do apr tree" in apr("tree", "a.gguf", "b.gguf", "c.gguf").stderr
     assert """for f in 'it'"'"'s'/*.gguf; do""" in apr("tree", "it's/x.gguf", "it's/y.gguf").stderr

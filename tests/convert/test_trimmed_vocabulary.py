@@ -159,7 +159,7 @@ def test_rows_are_read_in_any_pieces() -> None:
         def read_into(self, offset: int, buffer: memoryview) -> None:
             buffer[:] = bytes(range(240))[offset : offset + len(buffer)]
 
-    rows = ChosenRows(Source(), np.array([0, 1, 7, 8, 39]), {})
+    rows = ChosenRows(Source(), 5, {}, np.array([0, 1, 7, 8, 39]))
     whole = bytearray(rows.n_bytes)
     rows.read_into(0, memoryview(whole))
     assert whole == b"".join(bytes(range(6 * i, 6 * i + 6)) for i in (0, 1, 7, 8, 39))

@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"checkpoints"},
     {"guards"},
     {"models", "evaluate", "reference", "samples", "recorded", "sampler", "reap"},
-    {"selection"},
+    {"selection", "rating"},
     {"memory"},
     {"budget", "teach"},
     {"loop"},

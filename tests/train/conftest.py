@@ -12,6 +12,8 @@ import in_memory
 import pytest
 import torch
 import train_runs
+from train_corpora import functions, write_jsonl
+from train_models import Maker
 
 from aprtrain.run import run
 
@@ -44,6 +46,19 @@ def teacher_file(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path) ->
     if made := os.environ.get("APR_TEST_TEACHER"):
         return Path(made)
     return train_runs.make_teacher(tmp_path_factory.mktemp("teacher"), corpus_file)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Maker:
+    """Makes models of the cases, each once a file of tests."""
+    pytest.importorskip("transformers")
+    return Maker(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Functions, in a file of jsonl."""
+    return write_jsonl(tmp_path_factory.mktemp("data") / "code.jsonl", functions(120))
 
 
 @pytest.fixture

@@ -12,32 +12,34 @@ import numpy as np
 import pytest
 import torch
 import train_runs
+from draft_models import write_drafted
 from torch import Tensor
 from train_corpora import functions, write_jsonl
 from train_models import Maker, error, load, our_logits
 from train_runs import weights
 
 import aprfmt
-from aprfmt.errors import AprError, CorruptError, RefusedError, UsageError
+from aprfmt.canonical.expert_pruning import most_salient
+from aprfmt.errors import (
+    AprError,
+    CorruptError,
+    MissingDependencyError,
+    OutOfMemoryError,
+    RefusedError,
+    RunError,
+    UnsupportedError,
+    UsageError,
+)
+from aprfmt.io.child import ChildDiedError
 from aprtrain.budget import plan
 from aprtrain.models import make_student
 from aprtrain.network import decoder as decoder_module
 from aprtrain.network.decoder import Block, Decoder
 from aprtrain.network.experts import choose_experts
-from aprtrain.network.weights import load_decoder, open_network
+from aprtrain.network.weights import load_decoder, open_network, values
+from aprtrain.rating import rate_model
 from aprtrain.reap import FILE, saliency_of
 from aprtrain.run import run
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Maker:
-    pytest.importorskip("transformers")
-    return Maker(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_jsonl(tmp_path_factory.mktemp("data") / "code.jsonl", functions(120))
 
 
 def only(decoder: Decoder, kept: list[list[int]], ids_NT: Tensor) -> Tensor:
@@ -124,10 +126,101 @@ def test_a_run_keeps_the_most_salient_experts_and_goes_on_with_them(tiny: Maker,
     assert trained(tmp_path / "parts", 3, resume=True) == whole
 
 
+@pytest.mark.parametrize("source", ["folder", "q8_0"])
+def test_a_pruned_file_keeps_the_most_salient_experts(source: str, tiny: Maker, data: Path, tmp_path: Path) -> None:
+    """Of a GGUF the blocks of the kept experts are those of the source."""
+    path, out = tiny("qwen3_moe").folder, tmp_path / "out.apr"
+    if source == "q8_0":
+        path, out = tmp_path / "q8.gguf", tmp_path / "out.gguf"
+        aprfmt.quantize_model(tiny("qwen3_moe").folder, path, "q8_0")
+    report = aprfmt.prune_model(path, out, experts=3, experts_from=data, drop_layers="0")
+    kept = most_salient(rate_model(str(path), [data])["saliency"], 3)
+    gone = [min({*range(4)} - {*of}) for of in kept]
+    assert f"experts dropped: layer 0: {gone[0]}; layer 1: {gone[1]}" in report.losses
+    with open_network(path) as before, open_network(out) as after:
+        assert after.shape.experts is not None
+        assert (after.shape.experts.n, after.shape.n_layers) == (3, 1)
+        name = "model.layers.{}.mlp.experts.{}.gate_proj.weight"
+        for new, old in enumerate(kept[1]):
+            ours, theirs = after.tensors[name.format(0, new)], before.tensors[name.format(1, old)]
+            assert ours.dtype == theirs.dtype == ("F32" if source == "folder" else "Q8_0")
+            assert b"".join(map(bytes, ours.chunks())) == b"".join(map(bytes, theirs.chunks()))
+        router = "model.layers.{}.mlp.gate.weight"
+        before_ED = torch.cat([*values(before.tensors[router.format(1)], torch.float32)]).view(4, -1)
+        after_ED = torch.cat([*values(after.tensors[router.format(0)], torch.float32)]).view(3, -1)
+        assert torch.equal(after_ED, before_ED[kept[1]])
+    with aprfmt.open(out) as model:
+        described = model.metadata["description" if source == "folder" else "general.description"]
+        assert "Kept in each layer: 3 of 4 experts." in str(described)
+
+
+def test_a_plan_of_pruned_experts_runs_no_model(tiny: Maker, data: Path, tmp_path: Path) -> None:
+    with mock.patch("aprfmt.convert.pruning.rate_experts", side_effect=AssertionError):
+        report = aprfmt.prune_model(
+            tiny("qwen3_moe").folder, tmp_path / "out.apr", experts=2, experts_from=data, plan=True
+        )
+    assert report.losses == ["2 of 4 experts of each layer kept: those most salient on the texts"]
+    assert not (tmp_path / "out.apr").exists()
+
+
+def test_experts_of_a_family_that_does_not_train_are_not_pruned(tiny: Maker, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="'qwen2_moe' is not supported"):
+        aprfmt.prune_model(tiny("qwen2_moe").folder, tmp_path / "out.apr", experts=2, experts_from=data)
+    assert not (tmp_path / "out.apr").exists()
+
+
+def test_experts_of_an_mtp_layer_are_not_pruned(data: Path, tmp_path: Path) -> None:
+    """A GGUF has one number of experts for all layers."""
+    write_drafted("glm4_moe", tmp_path / "m")
+    with pytest.raises(RefusedError, match="the experts of an MTP layer") as error:
+        aprfmt.prune_model(tmp_path / "m", tmp_path / "out.apr", experts=2, experts_from=data)
+    assert "--no-mtp" in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        ({"missing": "No module named 'torch'"}, MissingDependencyError, "--experts runs the model: No module"),
+        (ChildDiedError("was killed", "log\nlast"), OutOfMemoryError, "rates the experts was killed: last"),
+        (ChildDiedError("took too long", "", late=True), RunError, "took too long"),
+        ({"error": ["RefusedError", "no", "so"], "path": "m", "tensor": "t"}, RefusedError, "m: no .tensor 't'"),
+    ],
+)
+def test_a_rating_that_fails_says_why(
+    answer: Any, kind: type[AprError], words: str, tiny: Maker, data: Path, tmp_path: Path
+) -> None:
+    with mock.patch("aprfmt.convert.expert_rating.Child") as child, pytest.raises(kind, match=words):  # noqa: PT012
+        child.return_value.ask.side_effect = [answer]
+        aprfmt.prune_model(tiny("qwen3_moe").folder, tmp_path / "out.apr", experts=2, experts_from=data)
+    child.return_value.close.assert_called_once()
+    assert not (tmp_path / "out.apr").exists()
+
+
+@pytest.mark.parametrize(
+    ("case", "given", "kind", "words"),
+    [
+        ("qwen3_moe", {"experts": 3}, UsageError, "together"),
+        ("qwen3_moe", {"experts_from": "t"}, UsageError, "together"),
+        ("qwen3_moe", {"experts": 0, "experts_from": "t"}, UsageError, "at least 1"),
+        ("qwen3_moe", {"experts": 1, "experts_from": "t"}, UsageError, "has 4 and uses 2 per token"),
+        ("qwen3_moe", {"experts": 2, "experts_from": "none"}, AprError, "none"),
+        ("llama", {"experts": 2, "experts_from": "t"}, RefusedError, "no experts to prune: its architecture is llama"),
+    ],
+)
+def test_experts_that_cannot_be_pruned_are_refused(
+    case: str, given: dict[str, Any], kind: type[AprError], words: str, tiny: Maker, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "t", functions(2))
+    given |= {"experts_from": tmp_path / str(given["experts_from"])} if "experts_from" in given else {}
+    with pytest.raises(kind, match=words):
+        aprfmt.prune_model(tiny(case).folder, tmp_path / "out.apr", **given)
+    assert not (tmp_path / "out.apr").exists()
+
+
 @pytest.mark.parametrize(
     ("case", "how", "kind", "words"),
     [
-        ("llama", "experts:2", RefusedError, "has no experts"),
+        ("llama", "experts:2", RefusedError, "no experts to prune: its architecture is llama"),
         ("qwen3_moe", "experts:4", UsageError, "has 4 and uses 2 per token"),
         ("qwen3_moe", "experts:1", UsageError, "has 4 and uses 2 per token"),
         ("qwen3_moe", "experts:few", UsageError, "not a number of experts"),

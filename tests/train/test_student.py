@@ -19,12 +19,6 @@ from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import NetworkSource, fingerprint, load_decoder, open_network
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Maker:
-    pytest.importorskip("transformers")
-    return Maker(tmp_path_factory.mktemp("models"))
-
-
 def check_with_transformers(student: Decoder, network: NetworkSource, ids_NT: Tensor, folder: Path) -> None:
     """The student's config.json and tensors give transformers the same network."""
     folder.mkdir()

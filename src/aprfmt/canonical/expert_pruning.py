@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 
+from aprfmt.arch.extra_tensors import is_draft
 from aprfmt.arch.grammar import dims_of
 from aprfmt.arch.names import Match, is_gguf_only, matches
 from aprfmt.canonical.model import Canonical
@@ -36,25 +37,36 @@ class KeptExperts:
     of_layer: Sequence[Sequence[int]] = ()
 
 
+def most_salient(saliency: Sequence[Sequence[float]], n: int) -> list[list[int]]:
+    """The `n` experts of each layer with the largest saliency, ascending; [] for a layer without experts."""
+    return [sorted(sorted(range(len(of)), key=lambda e: (-of[e], e))[:n]) for of in saliency]
+
+
 def with_fewer_experts(c: Canonical, n: int) -> tuple[Canonical, KeptExperts]:
-    """`c` with `n` experts in each MoE layer, and what says which ones; blocks become F32.
+    """`c` with `n` experts in each MoE layer, and what says which ones.
 
     Raises:
         UsageError: not fewer experts than the network has, or fewer than a token uses.
-        RefusedError: a network without experts, or with groups of them.
+        RefusedError: a network without experts, or with groups of them; an MTP layer with experts.
     """
     row, h, path = c.arch, deepcopy(c.hparams), c.model.path
     if row is None or not h.num_experts:
         raise RefusedError(
-            f"a {h.architecture} has no experts to prune", path=path, hint="use layers:N or width:hidden=N,..."
-        )
+            f"the model has no experts to prune: its architecture is {h.architecture}", path=path,
+            hint="prune layers or widths instead",
+        )  # fmt: skip
+    if drafts := [name for name in c.extras if is_draft(row, name) and "experts" in name]:
+        raise RefusedError(
+            "the experts of an MTP layer cannot be pruned", path=path, tensor=drafts[0],
+            hint="drop all MTP layers with --no-mtp",
+        )  # fmt: skip
     if h.extra.get("n_group") not in (None, 1):
         raise RefusedError(f"the routers of a {row.id} select groups of experts, which cannot be pruned", path=path)
     least = h.num_experts_per_tok or 1
     if not least <= n < h.num_experts:
         raise UsageError(
             f"cannot keep {n} experts: the model has {h.num_experts} and uses {least} per token",
-            hint=f"use experts:N with N from {least} to {h.num_experts - 1}",
+            hint=f"keep {least} to {h.num_experts - 1}",
         )
     kept, tensors = KeptExperts(n), hf_side(row, c.tensors)
     out = {name: tensor for name, tensor in c.tensors.items() if is_gguf_only(row, name)}
@@ -83,7 +95,8 @@ def _lazy(like: CanonicalTensor, shape: Shape, make: Callable[[], Iterator[Buffe
 
 
 def _dtype(tensor: CanonicalTensor) -> str:
-    return tensor.dtype if DTYPES[tensor.dtype].kind == "plain" else "F32"
+    """Its own, unless that has scales or blocks across its rows."""
+    return tensor.dtype if DTYPES[tensor.dtype].kind != "aprq" else "F32"
 
 
 def _chunks(tensor: CanonicalTensor, dtype: str) -> Iterator[Buffer]:

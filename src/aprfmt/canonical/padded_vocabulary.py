@@ -25,59 +25,17 @@ from aprfmt.types import Array, Shape
 
 
 @dataclass(frozen=True, slots=True)
-class PaddedRows:
-    """A tensor with zeros behind its last row, read where it is stored.
+class _OtherRows:
+    """A tensor with another number of rows than its source, read where that is stored.
 
     Attributes:
-        source: the tensor.
-        rows: rows with the padding.
-        scales: none: a tensor with tensor scales is not padded.
-    """
-
-    source: TensorSource
-    rows: int
-    scales: TensorScales
-
-    @property
-    def name(self) -> str:
-        """Name of the tensor."""
-        return self.source.name
-
-    @property
-    def dtype(self) -> str:
-        """Dtype of the tensor."""
-        return self.source.dtype
-
-    @property
-    def shape(self) -> Shape:
-        """Row-major shape, with the padding."""
-        return (self.rows, *self.source.shape[1:])
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes with the padding: rows are whole blocks."""
-        return self.source.n_bytes // self.source.shape[0] * self.rows
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from byte `offset`."""
-        stored = max(0, min(len(buffer), self.source.n_bytes - offset))
-        if stored:
-            self.source.read_into(offset, buffer[:stored])
-        buffer[stored:] = bytes(len(buffer) - stored)
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenRows:
-    """Some rows of a tensor, read where they are stored.
-
-    Attributes:
-        source: the tensor.
-        rows: their indices, ascending, int64.
+        source: the stored tensor.
+        n_rows: the number of rows.
         scales: none: a tensor with tensor scales is refused.
     """
 
     source: TensorSource
-    rows: Array
+    n_rows: int
     scales: TensorScales
 
     @property
@@ -93,16 +51,36 @@ class ChosenRows:
     @property
     def shape(self) -> Shape:
         """Row-major shape."""
-        return (len(self.rows), *self.source.shape[1:])
+        return (self.n_rows, *self.source.shape[1:])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, which is of whole blocks."""
+        return self.source.n_bytes // self.source.shape[0]
 
     @property
     def n_bytes(self) -> int:
-        """Bytes: rows are whole blocks."""
-        return self._row_bytes * len(self.rows)
+        """Bytes of all rows."""
+        return self.row_bytes * self.n_rows
 
-    @property
-    def _row_bytes(self) -> int:
-        return self.source.n_bytes // self.source.shape[0]
+
+@dataclass(frozen=True, slots=True)
+class PaddedRows(_OtherRows):
+    """A tensor with zeros behind its last row."""
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from byte `offset`."""
+        stored = max(0, min(len(buffer), self.source.n_bytes - offset))
+        if stored:
+            self.source.read_into(offset, buffer[:stored])
+        buffer[stored:] = bytes(len(buffer) - stored)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRows(_OtherRows):
+    """Some rows of a tensor; `rows` are their indices, ascending, int64."""
+
+    rows: Array
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from byte `offset`."""
@@ -110,7 +88,7 @@ class ChosenRows:
 
         if not len(buffer):
             return
-        size = self._row_bytes
+        size = self.row_bytes
         first = offset // size
         part = self.rows[first : -(-(offset + len(buffer)) // size)]
         data = read_rows([self.source], np.array([self.source.shape[0]]), part, size)

@@ -41,7 +41,8 @@ def trimmed_vocabulary(
     new, rows = {old: i for i, old in enumerate(kept)}, np.array(kept, np.int64)
     tensors = dict(c.tensors)
     for name, tensor in token_tensors(c, n_rows, "trimmed").items():
-        tensors[name] = CanonicalTensor(name, (ChosenRows(row_source(c, tensor, n_rows), rows, {}),))
+        source = row_source(c, tensor, n_rows)
+        tensors[name] = CanonicalTensor(name, (ChosenRows(source, len(rows), {}, rows),))
     h.vocab_size = len(kept)
     for key in TOKEN_IDS:
         i = getattr(h, key)

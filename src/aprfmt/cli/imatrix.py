@@ -101,7 +101,13 @@ class ImatrixCommand(Common, LlamaMachine):
         """The texts: --data, or else the files behind the model."""
         model, *more = self.files
         if more and (self.data or any(name.endswith((".gguf", ".dat")) for name in more)):
-            raise UsageError("pass one model", hint="use --merge for several importance matrices")
+            are_matrices = all(name.endswith(".dat") or "imatrix" in name for name in self.files)
+            texts = [*map(str, self.data or [])] or ["TEXT"]
+            words = ["--merge", *self.files] if are_matrices else [model, "--data", *texts]
+            raise UsageError(
+                f"apr imatrix takes one model, not {len(self.files)}",
+                hint=shlex.join(["apr", "imatrix", *words, "-o", str(self.output)]),
+            )
         if more and self.force and "--force" not in out.arguments:  # llama-imatrix's -f TEXT: nothing is overwritten
             self.force = False
             out.note(shlex.join(["apr", "imatrix", model, "--data", *more, "-o", str(self.output)]))

@@ -1,4 +1,4 @@
-"""`apr prune`: drop layers of a model, reduce their width, or trim its vocabulary."""
+"""`apr prune`: drop layers or experts of a model, reduce the width of its layers, or trim its vocabulary."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from aprfmt.schema import OptionRow, rows
 @with_options(rows(PruneCall, OptionRow))
 @dataclass(kw_only=True)
 class Prune(Conversion):
-    """Prune a model's layers (depth), the width of each layer, or its vocabulary; remaining weights are unchanged.
+    """Prune a model's layers (depth), their width, experts, or the vocabulary; remaining weights are unchanged.
 
-    With --width, the channels, neurons and heads with the largest weights are kept. Train the pruned model
-    afterwards, for example with apr distill. With --vocab-from, the tokens that some texts use are kept: these texts
-    have the same tokens as before under new ids, others are encoded with smaller ones.
+    With --width, the channels, neurons and heads with the largest weights are kept. With --experts, the model runs on
+    the texts of --experts-from (with torch, on a GPU if available), and each layer keeps its most salient experts.
+    Train the pruned model afterwards, for example with apr distill. With --vocab-from, the tokens that some texts use
+    are kept: these texts have the same tokens as before under new ids, others are encoded with smaller ones.
 
     \b
     apr prune ./Qwen2.5-0.5B --drop-layers 16-21 -o small --format hf

@@ -429,6 +429,12 @@ class PruneCall(Derived, WithoutDrafts):
     width: str | Mapping[str, int] | None = option(
         None, "Keep this many hidden, ffn, heads, kv_heads: hidden=512,heads=8.", metavar="SIZES"
     )
+    experts: int | None = option(
+        None, "Keep this many experts per layer: those most salient on --experts-from (REAP).", metavar="N", low=1
+    )
+    experts_from: PathLike | Sequence[PathLike] = option(
+        (), "For --experts: texts to run the model on, files or folders, as for training; repeatable.", metavar="PATH"
+    )
     vocab_from: PathLike | Sequence[PathLike] = option(
         (),
         "Keep the tokens that these texts use (BPE tokenizers): files or folders, as for training; repeatable.",

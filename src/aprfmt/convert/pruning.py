@@ -1,4 +1,4 @@
-"""Depth and width pruning and vocabulary trimming, as an edit during a conversion."""
+"""Depth, width and expert pruning and vocabulary trimming, as an edit during a conversion."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from pathlib import Path
 
 from aprfmt.arch.grammar import sizes_of
 from aprfmt.canonical.depth_pruning import check_layer, parse_layers, ranges, select_layers
+from aprfmt.canonical.expert_pruning import most_salient, with_fewer_experts
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.trimmed_vocabulary import trimmed_vocabulary
 from aprfmt.canonical.width_pruning import narrowed, parse_widths
 from aprfmt.convert.api import convert
 from aprfmt.convert.base_model import with_base_model
+from aprfmt.convert.expert_rating import rate_experts
 from aprfmt.convert.options import PruneCall, options_of
 from aprfmt.convert.report import Report
 from aprfmt.convert.source_manifest_writer import restorable
 from aprfmt.convert.targets.hf import source_texts
 from aprfmt.errors import RunError, UsageError
 from aprfmt.formats import path_text
-from aprfmt.schema import takes
+from aprfmt.schema import check_numbers, takes
 from aprfmt.texts.encoding import HIDDEN, Encoder, Ids
 from aprfmt.texts.records import ReadProgress, RecordReader, is_blank
 from aprfmt.texts.sources import list_files
@@ -31,11 +33,14 @@ _DOCUMENTS = 256  # encoded at a time
 
 @takes(PruneCall)
 def prune_model(call: PruneCall) -> Report:
-    """Drops layers of the model `src`, narrows them or trims its vocabulary, and writes `dst` in any output format.
+    """Drops layers or experts of the model `src`, narrows its layers or trims its vocabulary, and writes `dst`.
 
     The remaining layers are renumbered, and the number of layers and per-layer lists in config.json are updated; kept
     weights are unchanged. The model needs training afterwards. The output's provenance records the pruning. Layers may
-    be a list of numbers, widths a mapping; other widths are unchanged. A trimmed vocabulary has the tokens that the
+    be a list of numbers, widths a mapping; other widths are unchanged. Of its experts, the `experts` most salient ones
+    of each layer on the texts of `experts_from` are kept: saliency is the mean, over an expert's tokens, of router
+    weight times norm of the output (REAP, arXiv 2510.13999), computed by the trainer's decoder in a process of its
+    own; a plan does not compute it. A trimmed vocabulary has the tokens that the
     texts in `vocab_from` use, what their merges are made of, added tokens and bytes: these texts are encoded twice, and
     their tokens may change in their ids only.
 
@@ -47,13 +52,21 @@ def prune_model(call: PruneCall) -> Report:
         AprError: code "usage" if none or both of drop_layers and keep_layers are given, for unknown layers, if none or
             all layers would be kept, and for invalid widths; code "refused" for a layer whose role follows from its
             number (periodic patterns), for an MTP layer (use `no_mtp`), and for widths of networks other than plain
-            attention with dense MLPs; for a vocabulary without merges; and as convert_model.
+            attention with dense MLPs; for a model without experts, with groups of them or MTP layers; for a vocabulary
+            without merges; code "unsupported" for experts of a family that the trainer does not compute; code
+            "missing-dependency" for experts without torch; and as convert_model.
     """
     drop, keep, width = call.drop_layers, call.keep_layers, call.width
     texts = [Path(path_text(path, "vocab_from")) for path in paths_of(call.vocab_from)]
-    if (drop is not None and keep is not None) or (drop is None and keep is None and width is None and not texts):
+    rated = [Path(path_text(path, "experts_from")) for path in paths_of(call.experts_from)]
+    check_numbers(experts=(call.experts, 1))
+    if (call.experts is None) != (not rated):
+        raise UsageError("use --experts and --experts-from together", hint="--experts 32 --experts-from texts/")
+    list_files(rated, Counter())  # before a model runs
+    others = width is None and call.experts is None and not texts
+    if (drop is not None and keep is not None) or (drop is None and keep is None and others):
         raise UsageError(
-            "use either --drop-layers or --keep-layers, or --width or --vocab-from",
+            "use either --drop-layers or --keep-layers, or --width, --experts or --vocab-from",
             hint="--drop-layers 10-15,20, or --width ffn=1408, or --vocab-from texts/",
         )
     widths = parse_widths(width) if isinstance(width, str) else _checked(width or {})
@@ -61,6 +74,9 @@ def prune_model(call: PruneCall) -> Report:
     def edit(c: Canonical) -> tuple[Canonical, list[str]]:
         n_layers = c.hparams.num_layers or 0
         made, remarks, gone = c, list[str](), list[int]()
+        experts = ""
+        if call.experts is not None:
+            made, experts, remarks = _with_experts(made, call.experts, rated, plan=call.plan)
         if drop is not None or keep is not None:
             named = _numbers(drop if drop is not None else keep, n_layers)
             for layer in named:
@@ -69,10 +85,11 @@ def prune_model(call: PruneCall) -> Report:
             if not kept or len(kept) == n_layers:
                 what = f"cannot drop all {n_layers} layers" if not kept else f"this drops none of the {n_layers} layers"
                 raise UsageError(what, path=c.model.path)
-            made = select_layers([c], [(0, layer) for layer in kept])
+            made = select_layers([made], [(0, layer) for layer in kept])
             gone = sorted(set(range(n_layers)) - set(kept))
             remarks.append(f"{_layers(gone, n_layers)} dropped: train the model to recover its quality")
-        notes = [f"Dropped from the base model: {_layers(gone, n_layers)}."] if gone else []
+        notes = [f"Kept in each layer: {experts}."] if experts else []
+        notes += [f"Dropped from the base model: {_layers(gone, n_layers)}."] if gone else []
         if widths:
             made, more = narrowed(made, widths)
             sizes = sizes_of(c.hparams)
@@ -85,7 +102,22 @@ def prune_model(call: PruneCall) -> Report:
             notes.append(f"Vocabulary: {said}.")
         return with_base_model(made, " ".join(notes), "pruned"), remarks
 
-    return convert(call.src, call.dst, options_of(call), edit, inputs=texts)
+    return convert(call.src, call.dst, options_of(call), edit, inputs=[*texts, *rated])
+
+
+def _with_experts(c: Canonical, n: int, texts: Sequence[Path], *, plan: bool) -> tuple[Canonical, str, list[str]]:
+    """`c` with its `n` most salient experts in each layer, what was kept, and what was dropped."""
+    made, kept = with_fewer_experts(c, n)
+    n_experts = c.hparams.num_experts or 0
+    what = f"{n} of {n_experts} experts"
+    if plan:
+        return made, what, [f"{what} of each layer kept: those most salient on the texts"]
+    saliency, tokens = rate_experts(c, texts)
+    kept.of_layer = most_salient(saliency, n)
+    gone = {layer: {*range(n_experts)} - {*those} for layer, those in enumerate(kept.of_layer) if those}
+    listed = "; ".join(f"layer {layer}: {ranges(sorted(those))}" for layer, those in gone.items())
+    said = f"{what} of each layer kept, by router weights and outputs on {tokens:,} tokens"
+    return made, what, [f"{said}: train the model to recover its quality", f"experts dropped: {listed}"]
 
 
 def _trimmed(c: Canonical, folder: Mapping[str, bytes], paths: Sequence[Path]) -> tuple[Canonical, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -152,15 +152,19 @@ def sequence_length(seq_len: int | None, limit: int | None, made_for: Mapping[st
 
 
 def read_part(
-    data: Path, encoder: TextEncoder, skipped: Counter[str], log: Log, text_field: str = TEXT_FIELD
+    data: Path | Sequence[Path], encoder: TextEncoder, skipped: Counter[str], log: Log, text_field: str = TEXT_FIELD
 ) -> CorpusSplit:
-    """The documents to read; `skipped` counts skipped ones by reason. Raises UsageError if `text_field` is absent."""
-    is_shards = (data / HEADER).is_file()
-    files = [] if is_shards else list_files([data], skipped)
+    """The documents of a file or folder, or of several; of token shards, the held-out ones.
+
+    `skipped` counts skipped ones by reason. Raises UsageError if `text_field` is absent.
+    """
+    paths = [data] if isinstance(data, Path) else [*data]
+    is_shards = len(paths) == 1 and (paths[0] / HEADER).is_file()
+    files = [] if is_shards else list_files(paths, skipped)
     if text_field != TEXT_FIELD:
         check_text_field(files, text_field)
     if is_shards:
-        return open_corpus(data, encoder.digest).held_out
+        return open_corpus(paths[0], encoder.digest).held_out
     reader = RecordReader(
         separator=encoder.separator, render=encoder.render, text_field=text_field, skipped=skipped, log=log
     )  # fmt: skip
@@ -172,7 +176,7 @@ def read_part(
             ids += encoder.encode(some)
     if bad := ", ".join(f"{n} {what}" for what, n in (+skipped).items() if not ids):
         raise CorruptError(
-            f"no documents; skipped: {bad}", path=data,
+            f"no documents; skipped: {bad}", path=paths[0],
             hint=f"a record needs the field {text_field!r} or messages; --text-field sets another field",
         )  # fmt: skip
     return part_of(ids, encoder.begin)

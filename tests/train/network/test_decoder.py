@@ -56,12 +56,6 @@ PACKED = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Maker:
-    pytest.importorskip("transformers")
-    return Maker(tmp_path_factory.mktemp("models"))
-
-
 def shape_of_case(case_id: str, **config: Any) -> Shape:
     """The Shape of a case without a model of it."""
     pytest.importorskip("transformers")

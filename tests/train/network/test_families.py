@@ -13,7 +13,6 @@ from arch_models import find_case
 from draft_models import DRAFTED, write_drafted
 from safetensors.torch import load_file, save_file
 from train_blocks import resident_bytes
-from train_corpora import functions, write_jsonl
 from train_models import Maker, error, load, our_logits, same_winners
 from train_runs import lines, weights
 
@@ -29,18 +28,6 @@ ROUTED = tuple(row for row, words in FAMILIES.items() if "routed" in words)
 TEACHERS = ("deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "lfm2_moe", "minimax_m2")
 """Their routers have a selection bias."""
 STUDENTS = tuple(row for row in FAMILIES if row not in TEACHERS)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Maker:
-    pytest.importorskip("transformers")
-    return Maker(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Functions, in files of jsonl."""
-    return write_jsonl(tmp_path_factory.mktemp("data") / "code.jsonl", functions(120))
 
 
 def trained(command: str, data: Path, folder: Path, steps: int, **given: Any) -> Path:

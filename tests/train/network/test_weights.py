@@ -32,12 +32,6 @@ from aprtrain.network.weights import fingerprint, load_decoder, open_network, va
 CASES = ["llama", "llama/llama3", "llama/yarn", "qwen2", "qwen3", "gemma2", "gemma3_text"]
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Maker:
-    pytest.importorskip("transformers")
-    return Maker(tmp_path_factory.mktemp("models"))
-
-
 def quantized(name: str, value: Tensor) -> Tensor:
     """What Q8_0 keeps of a matrix, by the gguf package."""
     if value.ndim < 2:
