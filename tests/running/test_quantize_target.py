@@ -247,6 +247,19 @@ def test_rounded_activations_are_part_of_the_prediction(tmp_path: Path) -> None:
     assert {o.dtype for o in chooser.within_loss(0.01).values()} == {"Q4_0"}
 
 
+def test_two_measured_outputs_bracket_the_target(tmp_path: Path) -> None:
+    """Where the KL grows as the square of the loss, one scale would aim too high and too low in turn."""
+    chooser = TypeChooser(lambda line: None, tmp_path / "known.jsonl")
+    options = tuple(TypeOption(f"T{i}", 200 - i, i * 1e-3) for i in range(101))
+    chooser.tensors = [AllocatedTensor("a", options, 1.0)]
+    for measured in (100, 40):
+        chooser.correct({"a": options[measured]}, (measured * 1e-3) ** 2)
+    chosen = chooser.within_loss(0.07**2)
+    assert chosen["a"].dtype in ("T69", "T70")
+    assert chooser.predicted(chosen) == pytest.approx(chosen["a"].error ** 2)
+    assert chooser.predicted({"a": options[20]}) == pytest.approx(0.02 * 0.04)  # beyond them: in proportion to the last
+
+
 def test_an_output_that_misses_is_not_published(
     tiny_gguf: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

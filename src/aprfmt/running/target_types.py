@@ -113,6 +113,7 @@ class TypeChooser:
     sizes: dict[str, int] = field(default_factory=dict)
     sources: dict[str, SourceType] = field(default_factory=dict)
     known: dict[str, float] = field(default_factory=dict)
+    _measured_kl: dict[float, float] = field(default_factory=dict)  # by total loss, of files
 
     def measure_errors(self, plan: ConversionPlanner, also: Mapping[str, str] | None = None) -> None:
         """Measures the error of each type of each tensor that `plan(options, observe)` plans to quantize.
@@ -223,13 +224,22 @@ class TypeChooser:
     def predicted(self, chosen: Allocation) -> float:
         """The predicted KL in nats."""
         rounds = any(option.dtype in DTYPES and DTYPES[option.dtype].is_quantized for option in chosen.values())
-        return self.scale * total_loss(self.tensors, chosen) + rounds * self.rounding
+        loss = total_loss(self.tensors, chosen)
+        between = _between(loss, self._points())
+        return (self.scale * loss if between is None else between) + rounds * self.rounding
 
     def correct(self, chosen: Allocation, measured: float) -> None:
-        """Scales the prediction to the measured KL of an output with the types `chosen`."""
+        """Scales the prediction to the measured KL of an output with the types `chosen`; it follows a power of the
+        predicted loss between two measured outputs, since errors that are not small cost more than in proportion.
+        """
         self.rounding = min(self.rounding, measured / 2)  # what is left is never negative
         if (predicted := total_loss(self.tensors, chosen)) > 0:
+            self._measured_kl[predicted] = measured
             self.scale = max(measured - self.rounding, _LEAST_KL) / predicted
+
+    def _points(self) -> list[tuple[float, float]]:
+        """Total loss and KL of the weights of each measured output."""
+        return [(loss, max(kl - self.rounding, _LEAST_KL)) for loss, kl in self._measured_kl.items()]
 
     def within_bytes(self, budget: int, plan: ConversionPlanner) -> Allocation:
         """The best types for an output of at most `budget` bytes. Raises RefusedError with the smallest size."""
@@ -260,7 +270,9 @@ class TypeChooser:
 
     def within_loss(self, most: float) -> Allocation:
         """The smallest types with at most that much predicted KL. Raises RefusedError with the least KL."""
-        chosen = fit_loss(self.tensors, (most - self.rounding) / self.scale)
+        wanted = most - self.rounding
+        between = _between(wanted, [(kl, loss) for loss, kl in self._points()])
+        chosen = fit_loss(self.tensors, wanted / self.scale if between is None else between)
         if chosen is None:
             best = {t.name: min(t.options, key=lambda option: option.error) for t in self.tensors}
             if self.predicted(best) <= most:
@@ -309,6 +321,16 @@ class TypeChooser:
                 )
             )
         return rows
+
+
+def _between(x: float, points: Sequence[tuple[float, float]]) -> float | None:
+    """The value at `x` of the power law through the nearest points (x, y) on both sides; None without these."""
+    below = max((point for point in points if point[0] <= x), default=None)
+    above = min((point for point in points if point[0] > x), default=None)
+    if below is None or above is None:
+        return None
+    part = math.log(x / below[0]) / math.log(above[0] / below[0])
+    return float(below[1] * (above[1] / below[1]) ** part)
 
 
 def _near(tensor: AllocatedTensor, n_bytes: float) -> TypeOption:
