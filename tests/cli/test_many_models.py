@@ -57,11 +57,17 @@ def test_the_hint_is_a_loop_over_the_models(line: str, folder: Path, apr: Apr) -
     assert [typed.replace(" --json", "") for typed in ran.stdout.splitlines()] == LOOPS[line]
 
 
+_MERGE = "\nto merge importance matrices:\napr imatrix --merge a.gguf"
+
+
 @pytest.mark.parametrize(
     ("files", "hint"),
     [
-        (["a.gguf", "b.gguf", "--data", "t.txt"], "apr imatrix a.gguf --data t.txt -o o.gguf"),
-        (["a.gguf", "b.gguf", "c.gguf"], "apr imatrix a.gguf --data TEXT -o o.gguf"),
+        (
+            ["a.gguf", "b.gguf", "--data", "t.txt"],
+            f"apr imatrix a.gguf --data t.txt -o o.gguf{_MERGE} b.gguf -o o.gguf",
+        ),
+        (["a.gguf", "b.gguf", "c.gguf"], f"apr imatrix a.gguf --data TEXT -o o.gguf{_MERGE} b.gguf c.gguf -o o.gguf"),
         (["a.imatrix.gguf", "b.dat"], "apr imatrix --merge a.imatrix.gguf b.dat -o o.gguf"),
     ],
 )

@@ -103,10 +103,13 @@ class ImatrixCommand(Common, LlamaMachine):
         if more and (self.data or any(name.endswith((".gguf", ".dat")) for name in more)):
             are_matrices = all(name.endswith(".dat") or "imatrix" in name for name in self.files)
             texts = [*map(str, self.data or [])] or ["TEXT"]
-            words = ["--merge", *self.files] if are_matrices else [model, "--data", *texts]
+            merge, one = ["--merge", *self.files], [model, "--data", *texts]
+            merging, computing = (
+                shlex.join(["apr", "imatrix", *words, "-o", str(self.output)]) for words in (merge, one)
+            )
+            both = f"{computing}\nto merge importance matrices:\n{merging}"
             raise UsageError(
-                f"apr imatrix takes one model, not {len(self.files)}",
-                hint=shlex.join(["apr", "imatrix", *words, "-o", str(self.output)]),
+                f"apr imatrix takes one model, not {len(self.files)}", hint=merging if are_matrices else both
             )
         if more and self.force and "--force" not in out.arguments:  # llama-imatrix's -f TEXT: nothing is overwritten
             self.force = False

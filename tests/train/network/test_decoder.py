@@ -66,7 +66,7 @@ def shape_of_case(case_id: str, **config: Any) -> Shape:
 
 
 def most(case_id: str) -> float:
-    """The largest error of logits; in some cases transformers' float32 is up to 6e-5 from its float64."""
+    """The largest error of logits; transformers' float32 parts are up to 6e-5 from float64 in some cases."""
     return 5e-5 if case_id.startswith(("qwen3_5", "qwen3_next")) or case_id == "gemma4_text/sharing_odd" else 1e-5
 
 
@@ -95,8 +95,14 @@ def test_initial_weights_are_the_same_in_every_dtype(case_id: str) -> None:
 @pytest.mark.turns(rows=True)
 @pytest.mark.parametrize("case_id", CASES)
 def test_logits_equal_those_of_transformers(case_id: str, tiny: Maker) -> None:
+    """In float64 where transformers computes in it: in float32 both are up to 5e-5 from it, by the processor."""
     model = tiny(case_id)
-    logits, expected = our_logits(load(model.folder), model.ids_NT), model.logits()
+    decoder, reference = load(model.folder), copy.deepcopy(model.reference)
+    if decoder.shape.experts is None and decoder.shape.delta is None:
+        decoder, reference = decoder.double(), reference.double()
+    with torch.no_grad():
+        expected = reference(model.ids_NT, use_cache=False).logits
+    logits = our_logits(decoder, model.ids_NT)
     assert error(logits, expected) < most(case_id)
     assert same_winners(logits, expected)
 
