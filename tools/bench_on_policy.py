@@ -26,6 +26,7 @@ import torch
 from torch.nn import functional
 
 from aprfmt.texts.encoding import Encoder, Ids
+from aprtrain.config import Config
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.sampler import continue_prompts, read_prompts
 
@@ -137,13 +138,14 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         if own:
             later = own[len(own) // 5 :]
             found[name]["sampled_per_s"] = sum(s["sampled_tokens"] for s in later) / sum(s["seconds"] for s in later)
-            found[name]["sampler_share"] = statistics.fmean(s["sampler_share"] for s in later)
+            sampling = sum(step.get("sampler_seconds", 0.0) for step in later)
+            found[name]["sampler_share"] = sampling / sum(step["seconds"] for step in later)
         print(name, json.dumps(found[name]), flush=True)
         args.json.write_text(json.dumps(found, indent=1))
 
     if not (out / "base/model.apr").exists():
         add("base", run_of(out, "base", args, "--lr", 6e-4, steps=args.steps))
-    own = ("--prompts", prompts, "--new-tokens", NEW_TOKENS, "--lr", args.lr)
+    own = ("--prompts", prompts, "--new-tokens", NEW_TOKENS, "--lr", args.lr, "--sample-every", args.sample_every)
     arms = {
         "off-policy": ("--lr", args.lr),
         "off-policy, w = 1": ("--lr", args.lr, "--kd-weight", 1),
@@ -231,6 +233,7 @@ def main() -> None:
     parser.add_argument("--probe", type=int, default=20, help="steps to measure the time of a step")
     parser.add_argument("--tokens", type=int, default=32768, help="tokens per step")
     parser.add_argument("--lr", type=float, default=2e-4)
+    parser.add_argument("--sample-every", type=int, default=Config.sample_every)
     parser.add_argument("--arms", nargs="*", help="only these runs, by number from 0; the base is reused")
     parser.add_argument("--trl", action="store_true", help="time TRL's GKDTrainer too")
     parser.add_argument("--json", type=Path, help="default: OUT/result.json")

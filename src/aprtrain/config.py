@@ -150,6 +150,11 @@ class Config:
     prompts: str | None = _distill(
         None, "Prompts of --on-policy: a file of conversations (up to the first answer) or texts.", metavar="PATH"
     )
+    sample_every: int = _kd(
+        4,
+        "On-policy steps whose continuations are sampled at once, in larger batches: faster, from older weights.",
+        low=1,
+    )
     new_tokens: int = _kd(128, "Maximum length of a continuation of --on-policy in tokens.", low=1)
     logits: str = _what("fp16", "Dtype of the logits on a GPU.", choices=("fp16", "fp32"))
     chunk: int = _what(2048, "Positions per chunk of the loss; smaller saves memory.", low=1)

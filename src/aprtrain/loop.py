@@ -34,7 +34,7 @@ from aprtrain.network.decoder import Decoder, head_name
 from aprtrain.optim.flat import Optimizer
 from aprtrain.optim.rules import learning_rate
 from aprtrain.qat import Quantizer
-from aprtrain.report.metrics import Recorder, StepValues, mean_of, scores_text
+from aprtrain.report.metrics import Recorder, SampledValues, StepValues, mean_of, scores_text
 from aprtrain.sampler import Sampler
 from aprtrain.samples import TextSample
 from aprtrain.teacher.aligned import AlignedTeacher
@@ -113,6 +113,7 @@ class _Pending:
     lr: float
     values: Tensor
     ready: torch.cuda.Event | None
+    sampled: SampledValues | None
 
 
 class _NotFiniteError(Exception):
@@ -211,8 +212,7 @@ class Trainer:
     def _sampled(self, micro_batches: list[Batch]) -> list[Batch]:
         """The student's own continuations in place of the step's data, in `on_policy` of the steps."""
         sampler, step = self.parts.sampler, self.progress.step
-        share = self.config.on_policy
-        self._is_on_policy = sampler is not None and int((step + 1) * share) > int(step * share)
+        self._is_on_policy = sampler is not None and sampler.is_due(step)
         if sampler is None or not self._is_on_policy:
             return micro_batches
         found = sampler.batches(step)
@@ -252,7 +252,8 @@ class Trainer:
             values = values.to("cpu", non_blocking=True)
             ready = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             ready.record()
-        return _Pending(progress.step, n_valid, progress.tokens, lr, values, ready)
+        sampled = None if parts.sampler is None or not self._is_on_policy else parts.sampler.values(progress.step - 1)
+        return _Pending(progress.step, n_valid, progress.tokens, lr, values, ready, sampled)
 
     def _pass(self, batch: Batch) -> Tensor:
         """Forward and backward pass of a micro-batch; returns its part of the sums."""
@@ -361,12 +362,10 @@ class Trainer:
             "utilisation": self._utilisation.latest if self._utilisation else None,
             "memory_bytes": budget.peak_bytes(self.world.device),
         }
-        if self._is_on_policy and parts.sampler is not None:
-            sampled = parts.sampler
-            values["sampled_tokens"], values["sampler_seconds"] = sampled.n_tokens, sampled.seconds
-            values["sampler_tokens_per_s"] = sampled.n_tokens / max(sampled.seconds, 1e-9)
-            values["sampler_share"] = min(1.0, sampled.seconds / max(seconds, 1e-9))
-            values["sampler_age"] = 0  # updates between the weights that sampled and those that learn
+        if pending.sampled is not None:
+            values = {**values, **pending.sampled}
+            if "sampler_seconds" in pending.sampled:
+                values["sampler_share"] = min(1.0, pending.sampled["sampler_seconds"] / max(seconds, 1e-9))
         if parts.hidden is not None:
             values["hidden"] = sums["hidden"]
         if parts.aligned is not None:
@@ -493,4 +492,6 @@ class Trainer:
             "progress": vars(self.progress) | {"evaluations": list(self.progress.evaluations)},
             "cursor": parts.batches.cursor,
         }
+        if parts.sampler is not None:
+            facts["sampled"] = self.world.gather(parts.sampler.drawn.to_json())
         return Snapshot(self.progress.step, weights, {**parts.origin, **here}, state, facts, is_best)

@@ -37,6 +37,7 @@ from aprtrain.loop import Progress
 from aprtrain.network.weights import NetworkSource
 from aprtrain.nodes import fetch
 from aprtrain.optim.rules import rule_of
+from aprtrain.sampler import Continuations
 from aprtrain.world import World
 
 
@@ -57,6 +58,7 @@ class Saved:
         origin, config: lineage and configuration of the run.
         damaged: newer checkpoints that are damaged.
         left: steps of newer checkpoints, which the next save removes.
+        sampled: what each process had sampled with --on-policy and not learned yet.
         fetched: checkpoint files that this process fetched for its node, removed once they are loaded.
         notes: other problems in the folder, one line each.
     """
@@ -68,6 +70,7 @@ class Saved:
     config: JsonObject = field(default_factory=dict)
     damaged: tuple[Damage, ...] = ()
     left: tuple[int, ...] = ()
+    sampled: tuple[Continuations, ...] = ()
     fetched: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -304,7 +307,12 @@ def _saved_of(state: State, step: int) -> Saved:
             raise fault(name, facts[name], f"the {digest} of its configuration")
     if extra := sorted(set(progress) - {f.name for f in fields(Progress)}):
         raise fault(f"progress.{extra[0]}", progress[extra[0]], "a known key")
-    return Saved(step, facts["cursor"], Progress(**progress), origin, config)
+    found = state.facts.get("sampled", [])
+    try:
+        sampled = tuple(map(Continuations.from_json, found if isinstance(found, list) else [found]))
+    except ValueError:
+        raise fault("sampled", found, "a list of continuations") from None
+    return Saved(step, facts["cursor"], Progress(**progress), origin, config, sampled=sampled)
 
 
 _MISSING = object()

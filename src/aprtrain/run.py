@@ -263,6 +263,8 @@ def _restore(saved: Saved, folder: Path, world: World, parts: Parts) -> None:
         if parts.hidden is not None:
             parts.hidden.load(state)
         torch.set_rng_state(state["rng"])
+    if parts.sampler is not None and len(saved.sampled) == world.size:
+        parts.sampler.drawn = saved.sampled[world.rank]
     world.barrier()
     for path in saved.fetched:
         path.unlink(missing_ok=True)
@@ -313,7 +315,8 @@ def _sampler(
     prompts = read_prompts(Path(config.prompts), encoder, config.text_field, longest, recorder.log)
     return Sampler(
         student, prompts, config.seq_len, config.sequences_per_step // world.size, rows, config.new_tokens,
-        corpus.separator, encoder.begin, config.seed, world.rank, world.size,
+        corpus.separator, encoder.begin, config.seed, world.rank, world.size, config.on_policy, config.sample_every,
+        config.total_steps or config.stop,
     )  # fmt: skip
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count, takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,15 +27,19 @@ from aprfmt.texts.records import RecordReader, is_blank
 from aprfmt.texts.sequences import Windows
 from aprfmt.texts.shards import part_of
 from aprfmt.texts.sources import list_files
+from aprfmt.types import JsonObject
 from aprtrain.data.batches import Batch, batch_of, shuffle_index
 from aprtrain.features import importable
 from aprtrain.network.attention import AttentionPlan, KeyValueCache
 from aprtrain.network.decoder import Decoder, soft_cap
 from aprtrain.network.rotation import cos_sin_of
 from aprtrain.network.shape import Shape
+from aprtrain.report.metrics import SampledValues
 
-_MOST_ROWS = 256  # prompts per batch
+_MOST_ROWS = 1024  # prompts per batch
 _CACHE_BYTES = 4 << 30
+_LOGIT_BYTES = 1 << 30  # of one position, with what sampling makes of them
+_VALUE_BYTES = 16  # of a logit: in bfloat16, in float32, scaled, and its probability
 _FILLED = 0.95  # of a step's rows: packing leaves gaps, and what does not fit is lost
 _MASK_ALIGNMENT = 8  # positions, for torch's kernels
 _LOOK_EVERY = 8  # tokens between two looks at whether all texts have ended, which wait for the GPU
@@ -41,7 +47,7 @@ _LOOK_EVERY = 8  # tokens between two looks at whether all texts have ended, whi
 
 def sampling_bytes(shape: Shape) -> int:
     """Peak memory of sampling in bytes: the KV cache, and the logits of one position."""
-    return _CACHE_BYTES + 16 * _MOST_ROWS * shape.vocab_rows
+    return _CACHE_BYTES + max(_LOGIT_BYTES, _VALUE_BYTES * shape.vocab_rows)
 
 
 def read_prompts(path: Path, encoder: Encoder, text_field: str, longest: int, log: Callable[[str], None]) -> list[Ids]:
@@ -201,18 +207,51 @@ def continue_prompts(
     return [row[: row.index(end) + 1] if end in row else row for row in rows]
 
 
-@dataclass
-class Sampler:
-    """Batches of the student's own continuations.
+@dataclass(frozen=True, slots=True)
+class Continuations:
+    """What was sampled at once.
 
     Attributes:
-        student: the current student: samples are never older than the weights that learn from them.
+        at: the step whose weights sampled.
+        of_step: the continuations of each step that learns from them, in the order of its prompts.
+    """
+
+    at: int
+    of_step: dict[int, list[list[int]]]
+
+    def to_json(self) -> JsonObject:
+        """For a checkpoint."""
+        rows: JsonObject = {str(step): [[*ids] for ids in texts] for step, texts in self.of_step.items()}
+        return {"at": self.at, "of_step": rows}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Continuations:
+        """Of a checkpoint. Raises ValueError unless `to_json` made it."""
+        try:
+            texts = {int(step): [[*map(int, ids)] for ids in rows] for step, rows in value["of_step"].items()}
+            return cls(int(value["at"]), texts)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(error) from error
+
+
+@dataclass
+class Sampler:
+    """Batches of the student's own continuations, for `share` of the steps.
+
+    Attributes:
+        student: the current student.
         prompts: each step uses some of them.
         seq_len, rows, rows_at_once: sequence length; rows per step in this process, and per micro-batch.
         n_new: maximum number of tokens per continuation.
         separator: id that ends a continuation.
         begin: id of BOS; None: no BOS.
         seed, rank, world: determine a step's prompts and random numbers.
+        share: of the steps that learn from continuations.
+        every: such steps whose continuations are sampled at once, from the weights before the first of them: a token of
+            a large batch takes a fraction of the time.
+        end: no step is sampled from this one on.
+        drawn: the last continuations; a checkpoint keeps them.
+        seconds, n_tokens: time of the last sampling, and the tokens that it drew.
     """
 
     student: Decoder
@@ -226,28 +265,25 @@ class Sampler:
     seed: int
     rank: int = 0
     world: int = 1
+    share: float = 1.0
+    every: int = 1
+    end: int = 1 << 62
+    drawn: Continuations = field(default_factory=lambda: Continuations(0, {}))
     seconds: float = 0.0
     n_tokens: int = 0
 
+    def is_due(self, step: int) -> bool:
+        """Whether a step learns from continuations."""
+        return self._index(step + 1) > self._index(step)
+
     def batches(self, step: int) -> list[Batch]:
         """This process's micro-batches for a step; `n_valid` counts the labels of this process only."""
-        began = time.monotonic()
-        device = self.student.norm.device
-        each = self._n_prompts()
-        generator = torch.Generator(device).manual_seed(hash((self.seed, step, self.rank)) & ((1 << 62) - 1))
-        n, start = len(self.prompts), (step * self.world + self.rank) * each
-        places = [divmod(start + i, n) for i in range(each)]
-        chosen = [self.prompts[shuffle_index(place, n, self.seed, epoch)] for epoch, place in places]
-        found: dict[int, list[int]] = {}
-        left = sorted(range(each), key=lambda i: -len(chosen[i]))  # rows of a batch have the length of its longest
-        while left:
-            n_rows = self._most_rows(len(chosen[left[0]]))
-            some, left = left[:n_rows], left[n_rows:]
-            made = continue_prompts(self.student, [chosen[i] for i in some], self.n_new, self.separator, generator)
-            found |= dict(zip(some, made, strict=True))
-        self.n_tokens = sum(map(len, found.values()))
+        if len(self.drawn.of_step.get(step, ())) != self._n_prompts():
+            self._sample(step)
+        found = self.drawn.of_step[step]
         documents = [
-            np.concatenate([prompt | HIDDEN, np.array(found[i], np.uint32)]) for i, prompt in enumerate(chosen)
+            np.concatenate([prompt | HIDDEN, np.array(new, np.uint32)])
+            for prompt, new in zip(self._prompts_of(step), found, strict=True)
         ]
         windows = Windows(part_of(documents, self.begin), self.seq_len, self.separator)
         ids = [*range(min(len(windows), self.rows))]
@@ -256,16 +292,58 @@ class Sampler:
         # processes they fill all, which then run the same number of passes.
         ids += [-1] * ((self.rows if self.world > 1 else _up(len(ids), self.rows_at_once, self.rows)) - len(ids))
         made_of = [ids[i : i + self.rows_at_once] for i in range(0, len(ids), self.rows_at_once)]
-        batches = [batch_of(windows, rows, n_valid=n_valid) for rows in made_of]
+        return [batch_of(windows, rows, n_valid=n_valid) for rows in made_of]
+
+    def values(self, step: int) -> SampledValues:
+        """What the log tells of the continuations of a step; of their sampling, if it sampled."""
+        values: SampledValues = {
+            "sampled_tokens": sum(map(len, self.drawn.of_step[step])),
+            "sampler_age": step - self.drawn.at,
+        }
+        if step == self.drawn.at:
+            values["sampler_seconds"] = self.seconds
+            values["sampler_tokens_per_s"] = self.n_tokens / max(self.seconds, 1e-9)
+        return values
+
+    def _sample(self, step: int) -> None:
+        """Draws the continuations of this step and of those that are sampled with it."""
+        began = time.monotonic()
+        generator = torch.Generator(self.student.norm.device)
+        generator.manual_seed(hash((self.seed, step, self.rank)) & ((1 << 62) - 1))
+        last = self._index(step) // self.every * self.every + self.every  # groups begin at the same steps in any run
+        ahead = takewhile(lambda each: each < self.end and self._index(each) < last, count(step + 1))
+        steps = [step, *filter(self.is_due, ahead)]
+        chosen = [prompt for each in steps for prompt in self._prompts_of(each)]
+        found: dict[int, list[int]] = {}
+        left = sorted(range(len(chosen)), key=lambda i: -len(chosen[i]))  # rows of a batch are as long as its longest
+        while left:
+            n_rows = self._most_rows(len(chosen[left[0]]))
+            some, left = left[:n_rows], left[n_rows:]
+            made = continue_prompts(self.student, [chosen[i] for i in some], self.n_new, self.separator, generator)
+            found |= dict(zip(some, made, strict=True))
+        each = self._n_prompts()
+        texts = {s: [found[i * each + k] for k in range(each)] for i, s in enumerate(steps)}
+        self.drawn = Continuations(step, texts)
+        self.n_tokens = sum(map(len, found.values()))
         self.seconds = time.monotonic() - began
-        return batches
+
+    def _index(self, step: int) -> int:
+        """Number of steps before this one that learn from continuations."""
+        return int(step * self.share)
+
+    def _prompts_of(self, step: int) -> list[Ids]:
+        each, n = self._n_prompts(), len(self.prompts)
+        start = (step * self.world + self.rank) * each
+        places = [divmod(start + i, n) for i in range(each)]
+        return [self.prompts[shuffle_index(place, n, self.seed, epoch)] for epoch, place in places]
 
     def _most_rows(self, longest: int) -> int:
         """Prompts of up to `longest` tokens that are continued at once: each takes a fixed time per token."""
         s = self.student.shape
         values = (longest + self.n_new) * s.cached_values * self.student.norm.element_size()
         row_bytes = (values + 4 * s.state_values) * len(self.student.blocks)
-        return max(1, min(_MOST_ROWS, _CACHE_BYTES // row_bytes))
+        limits = _MOST_ROWS, _CACHE_BYTES // row_bytes, _LOGIT_BYTES // (_VALUE_BYTES * s.vocab_rows)
+        return max(1, min(limits))
 
     def _n_prompts(self) -> int:
         """Prompts per step: about as many as fill its rows if no continuation ends early."""

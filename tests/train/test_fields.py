@@ -190,6 +190,7 @@ def test_no_field_is_left_out() -> None:
         "on_policy",
         "prompts",
         "new_tokens",
+        "sample_every",
     }  # test_guards, _lora, _live, _families, _hidden
     planned = {"micro_tokens", "chunk", "recompute", "logits", "compile", "deterministic"}
     assert set(schema()) == set(CHANGES) | elsewhere | planned

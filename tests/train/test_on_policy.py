@@ -22,7 +22,7 @@ from aprtrain import sampler as sampler_module
 from aprtrain.config_sources import build
 from aprtrain.network.decoder import Block, Decoder, soft_cap
 from aprtrain.network.weights import open_network
-from aprtrain.sampler import Sampler, continue_prompts, read_prompts
+from aprtrain.sampler import Continuations, Sampler, continue_prompts, read_prompts
 
 Distil = Callable[..., dict[str, Any]]
 CASES = [
@@ -143,20 +143,59 @@ def on_policy(distil: Distil, prompts: Path, to: str, **given: Any) -> dict[str,
     return distil(to, **{**how, **given})
 
 
-def test_half_of_the_steps_learn_from_the_students_own_words(distil: Distil, prompts: Path, tmp_path: Path) -> None:
-    summary = on_policy(distil, prompts, "run")
+@pytest.mark.parametrize(("every", "ages"), [(1, [0, 0, 0]), (2, [0, 2, 0])])
+def test_half_of_the_steps_learn_from_the_students_own_words(
+    distil: Distil, prompts: Path, tmp_path: Path, every: int, ages: list[int]
+) -> None:
+    """A run that is resumed between a sampling and the last step that learns from it learns the same."""
+    summary = on_policy(distil, prompts, "run", sample_every=every)
     assert summary["last"]["kl"] < summary["first"]["kl"]
     steps = lines(tmp_path / "run")
     own = [step for step in steps if "sampled_tokens" in step]
     assert [step["step"] for step in own] == [2, 4, 6]
+    assert [step["sampler_age"] for step in own] == ages
     for step in own:
         assert 0 < step["labels"] <= step["sampled_tokens"]
-        assert 0 < step["sampler_share"] <= 1
-        assert step["sampler_tokens_per_s"] == pytest.approx(step["sampled_tokens"] / step["sampler_seconds"])
-        assert step["sampler_age"] == 0
-    on_policy(distil, prompts, "part", steps=3, total_steps=6)
-    on_policy(distil, prompts, "part", steps=6, total_steps=6, resume=True)
+        assert ("sampler_seconds" in step) == (step["sampler_age"] == 0)
+    group = own[: ages.index(0, 1)]
+    assert 0 < group[0]["sampler_share"] <= 1
+    drawn = group[0]["sampler_tokens_per_s"] * group[0]["sampler_seconds"]
+    assert sum(step["sampled_tokens"] for step in group) == pytest.approx(drawn)
+    on_policy(distil, prompts, "part", steps=3, total_steps=6, sample_every=every)
+    on_policy(distil, prompts, "part", steps=6, total_steps=6, sample_every=every, resume=True)
     assert weights(tmp_path / "run/model.apr") == weights(tmp_path / "part/model.apr")
+
+
+def test_steps_that_are_sampled_together_learn_from_prompts_of_their_own(teacher_file: Path, prompts: Path) -> None:
+    with open_network(teacher_file) as network:
+        encoder = Encoder(network.tokenizer)
+    given = read_prompts(prompts, encoder, "text", 20, lambda line: None)
+    student = load(teacher_file)
+
+    def starts(sampler: Sampler, steps: list[int]) -> list[list[int]]:
+        """The hidden tokens, prompts, of each step's rows."""
+        return [batch.tokens_NT[:, 0].tolist() for step in steps for batch in sampler.batches(step)]
+
+    ahead, alone = (
+        Sampler(student, given, 32, 4, 2, 12, encoder.separator, encoder.begin, 1, 0, 1, 0.75, every, end)
+        for every, end in ((3, 6), (1, 1 << 62))
+    )
+    due = [step for step in range(8) if ahead.is_due(step)]
+    assert due == [1, 2, 3, 5, 6, 7]
+    assert starts(ahead, [1]) == starts(alone, [1])
+    assert [*ahead.drawn.of_step] == [1, 2, 3]
+    assert starts(ahead, [2, 3]) == starts(alone, [2, 3])
+    assert ahead.drawn.at == 1
+    ahead.batches(5)
+    assert [*ahead.drawn.of_step] == [5]
+
+
+def test_continuations_of_a_checkpoint_are_checked() -> None:
+    drawn = Continuations(3, {4: [[1, 2], []], 6: [[5]]})
+    assert Continuations.from_json(json.loads(json.dumps(drawn.to_json()))) == drawn
+    for value in (None, 3, {}, {"at": 1}, {"at": 1, "of_step": 3}, {"at": 1, "of_step": {"a": []}}):
+        with pytest.raises(ValueError, match=r"."):
+            Continuations.from_json(value)
 
 
 def test_the_student_samples_as_it_is_and_only_its_tokens_are_labels(teacher_file: Path, prompts: Path) -> None:

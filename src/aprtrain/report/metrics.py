@@ -30,7 +30,17 @@ from aprtrain.report.tracker import Track, open_tracker
 _TELLING = ("APR_", "CUDA_", "CUBLAS_", "NCCL_", "PYTORCH_", "TORCH", "TRITON_", "OMP_", "MKL_", "WORLD_SIZE")
 
 
-class StepValues(TypedDict):
+class SampledValues(TypedDict, total=False):
+    """Metrics of a step that learns from the student's own continuations; the last three only if it sampled."""
+
+    sampled_tokens: int
+    sampler_age: int
+    sampler_seconds: float
+    sampler_tokens_per_s: float
+    sampler_share: float
+
+
+class StepValues(SampledValues):
     """Metrics of a step: losses in nats are means over its labels; None without a teacher or a GPU."""
 
     step: int
@@ -54,11 +64,6 @@ class StepValues(TypedDict):
     teacher_tflops: NotRequired[float]
     aligned: NotRequired[float]
     hidden: NotRequired[float]
-    sampled_tokens: NotRequired[int]
-    sampler_seconds: NotRequired[float]
-    sampler_tokens_per_s: NotRequired[float]
-    sampler_share: NotRequired[float]
-    sampler_age: NotRequired[int]
 
 
 _OF_LABELS, _OF_STEPS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy"), ("grad_norm", "seconds", "mfu")
