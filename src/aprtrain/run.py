@@ -315,8 +315,8 @@ def _sampler(
     prompts = read_prompts(Path(config.prompts), encoder, config.text_field, longest, recorder.log)
     return Sampler(
         student, prompts, config.seq_len, config.sequences_per_step // world.size, rows, config.new_tokens,
-        corpus.separator, encoder.begin, config.seed, world.rank, world.size, config.on_policy, config.sample_every,
-        config.total_steps or config.stop,
+        corpus.separator, encoder.begin, config.seed, world.rank, world.size, share=config.on_policy,
+        every=config.sample_every, end=config.total_steps or config.stop,
     )  # fmt: skip
 
 
