@@ -203,18 +203,19 @@ class Trainer:
         if self._utilisation is not None and self.step_seconds:  # the first step compiles kernels
             self._utilisation.wanted.set()
             self._utilisation.check()
-        launched = self._launch(self._sampled(next(self.parts.batches)))
+        launched = self._launch(self._micro_batches())
         self._read_pending()
         self._pending = launched
         if not self._on_gpu:
             self._read_pending()
 
-    def _sampled(self, micro_batches: list[Batch]) -> list[Batch]:
-        """The student's own continuations in place of the step's data, in `on_policy` of the steps."""
+    def _micro_batches(self) -> list[Batch]:
+        """The step's data, or the student's own continuations in their place."""
         sampler, step = self.parts.sampler, self.progress.step
         self._is_on_policy = sampler is not None and sampler.is_due(step)
         if sampler is None or not self._is_on_policy:
-            return micro_batches
+            return next(self.parts.batches)
+        self.parts.batches.skip()
         found = sampler.batches(step)
         n_valid = sum(self.world.gather(found[0].n_valid))
         return [replace(batch, n_valid=n_valid) for batch in found]

@@ -149,12 +149,16 @@ class Batches:
 
     def __next__(self) -> list[Batch]:
         """The next step. Raises RefusedError at the end of the data: a run must not end there unnoticed."""
-        ids = self._ids(self.cursor)
+        index, ids = self.cursor, self.skip()
         n_valid = self.windows.n_labels(ids)
-        step = [batch_of(self.windows, some, index=self.cursor, n_valid=n_valid) for some in self._shared(ids)]
+        return [batch_of(self.windows, some, index=index, n_valid=n_valid) for some in self._shared(ids)]
+
+    def skip(self) -> list[int]:
+        """Takes the next step without its batches: the windows of all processes. Raises as `__next__`."""
+        ids = self._ids(self.cursor)
         self._announce(self.cursor)
         self.cursor += self.sequences_per_step
-        return step
+        return ids
 
     def _shared(self, ids: list[int]) -> list[list[int]]:
         """This process's windows of a step, by micro-batch."""
