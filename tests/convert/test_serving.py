@@ -99,7 +99,8 @@ def test_every_part_is_that_of_compressed_tensors(name: str, dtype: str) -> None
     assert [bytes(a) + bytes(b) for a, b in zip(*half, strict=True)] == [bytes(part) for part in parts]
 
 
-@pytest.mark.parametrize("exponent", [1, 9, 127, 254])  # of the largest value; scales of the first are subnormal
+# Of the largest value. Scales of the first are subnormal; at 32 and 239 are the ends of what is looked up.
+@pytest.mark.parametrize("exponent", [1, 9, 31, 32, 33, 127, 238, 239, 254])
 def test_bfloat16_weights_take_the_short_way_to_the_same_bytes(exponent: int) -> None:
     scheme, magnitudes = SERVING["fp8-dynamic"], np.arange(0x7F80)
     largest = exponent << 7 | np.arange(128)[:, None]  # a row for each mantissa of a scale

@@ -191,7 +191,7 @@ def test_rows_are_read_in_any_pieces() -> None:
     )  # fmt: skip
     x = np.arange(120, dtype=np.float32).reshape(40, 3)
     expected = np.stack([x[7], (x[5] + x[1]) / 2, x[0], 0 * x[0], 4 * x[20] - x[3], x[39]]).tobytes()
-    rows = CombinedRows(Source(), sums, {})
+    rows = CombinedRows(Source(), 6, {}, sums)
     assert (rows.shape, rows.n_bytes) == ((6, 3), 72)
     for start in range(72):
         for end in range(start, 73):

@@ -13,7 +13,7 @@ from arch_models import Inline, build, find_case, write_tokenizers
 
 import aprfmt
 from aprfmt.cli.main import run
-from aprfmt.convert import logits
+from aprfmt.convert import logits, torch_child
 from aprfmt.convert.api import convert
 from aprfmt.errors import MissingDependencyError, RunError, UsageError
 from aprtrain import reference
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.llama
 
 @pytest.fixture
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logits, "Child", Inline)
+    monkeypatch.setattr(torch_child, "Child", Inline)
 
 
 @pytest.fixture(scope="module")

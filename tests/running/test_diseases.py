@@ -15,7 +15,7 @@ from arch_models import Inline, build, find_case, write_tokenizers
 
 import aprfmt
 from aprfmt.cli.main import run
-from aprfmt.convert import logits
+from aprfmt.convert import logits, torch_child
 from aprfmt.errors import RunError
 from aprfmt.running import encoder_gates, gates, original
 from aprfmt.running.diseases import DISEASES, KEYS
@@ -167,7 +167,7 @@ def test_logits_of_the_original_by_another_program(
 ) -> None:
     """What an export gets wrong, an export of the original may get wrong too: transformers does not."""
     folder = models["llama"].with_suffix("")
-    monkeypatch.setattr(logits, "Child", Inline)
+    monkeypatch.setattr(torch_child, "Child", Inline)
     with ModelUnderTest(str(models["llama"]), str(folder), 0) as x:
         found = original.logits(x)
         assert found.passed

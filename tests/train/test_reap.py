@@ -189,7 +189,7 @@ def test_experts_of_an_mtp_layer_are_not_pruned(data: Path, tmp_path: Path) -> N
 def test_a_rating_that_fails_says_why(
     answer: Any, kind: type[AprError], words: str, tiny: Maker, data: Path, tmp_path: Path
 ) -> None:
-    with mock.patch("aprfmt.convert.expert_rating.Child") as child, pytest.raises(kind, match=words):  # noqa: PT012
+    with mock.patch("aprfmt.convert.torch_child.Child") as child, pytest.raises(kind, match=words):  # noqa: PT012
         child.return_value.ask.side_effect = [answer]
         aprfmt.prune_model(tiny("qwen3_moe").folder, tmp_path / "out.apr", experts=2, experts_from=data)
     child.return_value.close.assert_called_once()

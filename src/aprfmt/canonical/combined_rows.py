@@ -1,4 +1,4 @@
-"""Rows of a stored tensor in a new order, and weighted sums of them."""
+"""Tensors with other rows than their stored source: the base of them all, and rows in a new order and sums of rows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,46 @@ from aprfmt.codecs.packed import TensorScales
 from aprfmt.codecs.recode import decode, encode
 from aprfmt.codecs.stream import STEP, TensorSource
 from aprfmt.types import Array, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class OtherRows:
+    """A tensor with another number of rows than its source, read where that is stored.
+
+    Attributes:
+        source: the stored tensor.
+        n_rows: the number of rows; each is whole blocks.
+        scales: none: a tensor with tensor scales is refused.
+    """
+
+    source: TensorSource
+    n_rows: int
+    scales: TensorScales
+
+    @property
+    def name(self) -> str:
+        """Name of the tensor."""
+        return self.source.name
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the tensor."""
+        return self.source.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """Row-major shape."""
+        return (self.n_rows, *self.source.shape[1:])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.source.n_bytes // self.source.shape[0]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all rows."""
+        return self.row_bytes * self.n_rows
 
 
 def row_values(source: TensorSource, rows: Array) -> Array:
@@ -43,42 +83,10 @@ class RowSums:
 
 
 @dataclass(frozen=True, slots=True)
-class CombinedRows:
-    """A tensor of new rows, computed in float32 from the stored ones while they are read, and rounded once.
+class CombinedRows(OtherRows):
+    """Copies and sums of rows; sums are computed in float32 while they are read, and rounded once."""
 
-    Attributes:
-        source: the tensor; each of its rows is whole blocks.
-        made: its new rows.
-        scales: none: a tensor with tensor scales is refused.
-    """
-
-    source: TensorSource
     made: RowSums
-    scales: TensorScales
-
-    @property
-    def name(self) -> str:
-        """Name of the tensor."""
-        return self.source.name
-
-    @property
-    def dtype(self) -> str:
-        """Dtype of the tensor."""
-        return self.source.dtype
-
-    @property
-    def shape(self) -> Shape:
-        """Row-major shape."""
-        return (len(self.made.copied), *self.source.shape[1:])
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes: rows are whole blocks."""
-        return self._row_bytes * len(self.made.copied)
-
-    @property
-    def _row_bytes(self) -> int:
-        return self.source.n_bytes // self.source.shape[0]
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from byte `offset`."""
@@ -86,7 +94,7 @@ class CombinedRows:
 
         if not len(buffer):
             return
-        size = self._row_bytes
+        size = self.row_bytes
         first, last = offset // size, -(-(offset + len(buffer)) // size)
         copied = self.made.copied[first:last]
         out = np.empty((len(copied), size), np.uint8)

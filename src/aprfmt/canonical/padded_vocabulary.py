@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 
 from aprfmt.arch.grammar import dims_of
 from aprfmt.arch.names import matches
-from aprfmt.canonical.combined_rows import CombinedRows
+from aprfmt.canonical.combined_rows import OtherRows
 from aprfmt.canonical.model import Canonical, embedding_rows
 from aprfmt.canonical.source_rows import read_rows
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.packed import TensorScales
 from aprfmt.codecs.recode import decode
 from aprfmt.codecs.stream import TensorSource
 from aprfmt.errors import RefusedError, UsageError
@@ -21,51 +20,11 @@ from aprfmt.limits import MAX_VOCABULARY_MULTIPLE
 from aprfmt.text import plural
 from aprfmt.tokenizer.data import NO_VOCABULARY
 from aprfmt.tokenizer.model import Tokenizer
-from aprfmt.types import Array, Shape
+from aprfmt.types import Array
 
 
 @dataclass(frozen=True, slots=True)
-class _OtherRows:
-    """A tensor with another number of rows than its source, read where that is stored.
-
-    Attributes:
-        source: the stored tensor.
-        n_rows: the number of rows.
-        scales: none: a tensor with tensor scales is refused.
-    """
-
-    source: TensorSource
-    n_rows: int
-    scales: TensorScales
-
-    @property
-    def name(self) -> str:
-        """Name of the tensor."""
-        return self.source.name
-
-    @property
-    def dtype(self) -> str:
-        """Dtype of the tensor."""
-        return self.source.dtype
-
-    @property
-    def shape(self) -> Shape:
-        """Row-major shape."""
-        return (self.n_rows, *self.source.shape[1:])
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row, which is of whole blocks."""
-        return self.source.n_bytes // self.source.shape[0]
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of all rows."""
-        return self.row_bytes * self.n_rows
-
-
-@dataclass(frozen=True, slots=True)
-class PaddedRows(_OtherRows):
+class PaddedRows(OtherRows):
     """A tensor with zeros behind its last row."""
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -77,7 +36,7 @@ class PaddedRows(_OtherRows):
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenRows(_OtherRows):
+class ChosenRows(OtherRows):
     """Some rows of a tensor; `rows` are their indices, ascending, int64."""
 
     rows: Array
@@ -176,9 +135,8 @@ def row_source(c: Canonical, tensor: CanonicalTensor, n_rows: int) -> TensorSour
 
 def with_stored_rows(tensors: Mapping[str, CanonicalTensor]) -> dict[str, CanonicalTensor]:
     """The `tensors` as they were before their vocabulary was changed."""
-    changed = (PaddedRows, ChosenRows, CombinedRows)
     return {
-        name: CanonicalTensor(name, (made.source,)) if isinstance(made := tensor.sources[0], changed) else tensor
+        name: CanonicalTensor(name, (made.source,)) if isinstance(made := tensor.sources[0], OtherRows) else tensor
         for name, tensor in tensors.items()
     }
 

@@ -89,7 +89,7 @@ def transplanted_vocabulary(
                 f"new rows cannot be encoded as {source.dtype}", path=path, tensor=name,
                 hint="convert to --dtype bf16 first",
             )  # fmt: skip
-        rows = CombinedRows(source, _row_sums(n, same, head if name == c.head else embedding), {})
+        rows = CombinedRows(source, n, {}, _row_sums(n, same, head if name == c.head else embedding))
         tensors[name] = CanonicalTensor(name, (rows,))
     h, ids = deepcopy(c.hparams), {old_id: new_id for new_id, old_id in reversed(found.same.items())}
     h.vocab_size = n

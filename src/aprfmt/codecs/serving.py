@@ -16,7 +16,7 @@ from aprfmt.codecs import affine, plain, serving_search
 from aprfmt.codecs.error_feedback import FeedbackBlock, with_feedback
 from aprfmt.codecs.packed_floats import FP4_VALUES
 from aprfmt.codecs.serving_layouts import awq_parts, gptq_parts
-from aprfmt.codecs.stream import blocks
+from aprfmt.codecs.stream import BLOCK, blocks
 from aprfmt.errors import RefusedError
 from aprfmt.io.source import Buffer
 from aprfmt.types import Array, Shape
@@ -28,8 +28,8 @@ _BLOCK = 128
 _EPS = {"BF16": 2.0**-7, "F16": 2.0**-10, "F32": 2.0**-23}
 """The scale of a group of zeros."""
 
-_CACHED = 1 << 17
-"""Values of rows that are encoded together, so that they stay in the cache."""
+_SHIFTABLE = range(127 - 103, 127 + 104)
+"""Exponents of scales that shift the index into `_float8_quotients` to a place of the same quotient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +178,10 @@ def _grouped(values: Array, group: int) -> Array:
 def _encode_float8(
     scheme: ServingScheme, values: Array, source_dtype: str, global_scale: float, importance: Importance | None = None
 ) -> list[Buffer]:
+    return _float8(values, source_dtype)
+
+
+def _float8(values: Array, source_dtype: str) -> list[Buffer]:
     scale = _scales(_largest(values), 448.0, source_dtype)
     scaled = values / scale[:, None]
     codes: Buffer
@@ -189,32 +193,51 @@ def _encode_float8(
 
 
 def _encode_bf16_as_float8(values: Array) -> list[Buffer]:
-    """`_encode_float8` of bfloat16 codes, in passes over rows that stay in the cache.
+    """`_float8` of bfloat16 codes, with one lookup per weight instead of arithmetic.
 
-    A product with the reciprocal of the scale is rounded to the same bfloat16 as the quotient, in half the time: the
-    quotient of two numbers of 8 bits is at least 2^-17 of itself away from the middle of two such numbers, the product
-    in float32 at most 2^-23 from the quotient. Reciprocals of subnormal scales would overflow.
+    A quotient of two bfloat16 numbers depends on their mantissas and on the difference of their exponents. Each
+    mantissa of a scale has a table of the 8-bit floats of all weights; the exponent of the scale shifts the index.
     """
     import numpy as np
 
-    (rows, columns), largest = values.shape, np.empty(len(values), "<u2")
-    parts = [*blocks(rows, max(1, _CACHED // columns))]
-    quotients, floats = np.empty(values.shape, "<u2"), np.empty((parts[0].stop, columns), "<f4")
-    for part in parts:
-        np.bitwise_and(values[part], np.uint16(0x7FFF), out=quotients[part]).max(axis=1, out=largest[part])
-    scale = _scales(plain.decode("BF16", largest), 448.0, "BF16")
+    (rows, columns), negative = values.shape, values.max(axis=1)  # the codes of negative numbers are the larger ones
+    positive = np.maximum(values.view("<i2").max(axis=1), 0).view("<u2")
+    scale = _scales(plain.decode("BF16", np.maximum(positive, negative & np.uint16(0x7FFF))), 448.0, "BF16")
     if not np.isfinite(scale).all():
         raise not_finite()
-    has_reciprocals = scale.min() >= np.finfo("f4").tiny
-    divide, divisor = (np.multiply, 1 / scale) if has_reciprocals else (np.divide, scale)
+    exponents, mantissas = np.divmod((scale.view("<u4") >> np.uint32(16)).astype("i8"), 128)
+    if exponents.min() < _SHIFTABLE.start or exponents.max() >= _SHIFTABLE.stop:
+        return _float8(plain.decode("BF16", values.reshape(-1)).reshape(values.shape), "BF16")
+    start = ((mantissas << 16) - (exponents - 127 << 7))[:, None]
+    table, codes = _float8_quotients(), np.empty(values.shape, "u1")
+    parts = [*blocks(rows, max(1, BLOCK // columns))]
+    indices = np.empty((parts[0].stop, columns), "i8")
     with _unbuffered():
         for part in parts:
-            scaled = floats[: part.stop - part.start]
-            plain.decode_into("BF16", values[part].reshape(-1).data, scaled.reshape(-1))
-            divide(scaled, divisor[part, None], out=scaled)
-            plain.encode_into("BF16", scaled.reshape(-1), quotients[part].reshape(-1).view("u1").data)
-    # At most 448 but for the rounding of the scale: nothing to clip.
-    return [plain.cast("BF16", "F8_E4M3", quotients.reshape(-1)).data, _stored(scale, "BF16")]
+            index = indices[: part.stop - part.start]
+            np.copyto(index, values[part])
+            index += start[part]
+            np.take(table, index, out=codes[part], mode="wrap")
+    return [codes.reshape(-1).data, _stored(scale, "BF16")]
+
+
+@cache
+def _float8_quotients() -> Array:
+    """The 8-bit floats of all bfloat16 codes, divided by a scale of 1 to 2: 65,536 for each mantissa of the scale, 1-d.
+
+    Quotients above 464 do not occur. Their places hold the zeros of small numbers of the other sign, whose index the
+    exponent of the scale shifts there, for small positive numbers into the table before.
+    """
+    import numpy as np
+
+    low, high, end = 127 - 11 << 7, 127 + 10 << 7, 127 + 17 << 7
+    numbers, scales = (plain.decode("BF16", np.arange(*ends, dtype="<u2")) for ends in ((low, high), (0x3F80, 0x4000)))
+    codes = plain.cast("BF16", "F8_E4M3", plain.encode("BF16", (numbers / scales[:, None]).reshape(-1)))
+    table = np.zeros((len(scales), 2, 1 << 15), "u1")
+    table[:, 0, low:high] = codes.reshape(len(scales), -1)
+    table[:, 1] = table[:, 0] | 0x80
+    table[:, 0, end:], table[:, 1, end:] = 0x80, 0
+    return table.reshape(-1)
 
 
 @contextmanager

@@ -8,12 +8,8 @@ from pathlib import Path
 
 from aprfmt.arch.fields import as_float, as_int, as_text
 from aprfmt.canonical.model import Canonical
-from aprfmt.errors import MissingDependencyError, OutOfMemoryError, RunError, error_class
-from aprfmt.io.child import Child, ChildDiedError, last_line
-from aprfmt.llama.client import TIMEOUT_VARIABLE, time_limit
-
-_SLOWER = 5
-"""Time limit of a batch, torch's start and the reading of texts included, in multiples of llama.cpp's for a request."""
+from aprfmt.convert.torch_child import ask_torch
+from aprfmt.errors import MissingDependencyError, error_class
 
 
 def rate_experts(c: Canonical, texts: Sequence[Path]) -> tuple[list[list[float]], int]:
@@ -24,17 +20,9 @@ def rate_experts(c: Canonical, texts: Sequence[Path]) -> tuple[list[list[float]]
     """
     path = str(c.model.path)
     request = {"path": os.path.abspath(path) if os.path.exists(path) else path, "texts": [*map(os.path.abspath, texts)]}
-    child = Child(["-m", "aprtrain.rating"])
-    try:
-        answer = child.ask(request, _SLOWER * time_limit(sum(tensor.n_bytes for tensor in c.model.tensors.values())))
-    except ChildDiedError as death:
-        text = f"the process that rates the experts {death}: {last_line(death.log)}"
-        if death.late:
-            raise RunError(text, path=path, hint=f"set {TIMEOUT_VARIABLE}=SECONDS to allow more time") from None
-        hint = "float32 weights take 4 bytes of memory per parameter; a GGUF of Q4_K or Q8_0 stays quantized"
-        raise OutOfMemoryError(text, path=path, hint=hint) from None
-    finally:
-        child.close()
+    n_bytes = sum(tensor.n_bytes for tensor in c.model.tensors.values())
+    hint = "a GGUF of Q4_K or Q8_0 stays quantized"
+    answer = ask_torch("aprtrain.rating", request, "rates the experts", path=path, n_bytes=n_bytes, hint=hint)
     if "missing" in answer:
         raise MissingDependencyError(f"--experts runs the model: {answer['missing']}", hint="pip install torch")
     if isinstance(error := answer.get("error"), list):

@@ -16,11 +16,11 @@ from aprfmt import formats
 from aprfmt.arch.hparams import to_gguf
 from aprfmt.canonical.model import Canonical, embedding_rows
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.errors import AprError, MissingDependencyError, OutOfMemoryError, RunError, UnsupportedError, UsageError
-from aprfmt.io.child import Child, ChildDiedError, last_line
+from aprfmt.convert.torch_child import ask_torch
+from aprfmt.errors import AprError, MissingDependencyError, RunError, UnsupportedError, UsageError
 from aprfmt.io.remote import RemoteSource
 from aprfmt.io.temporary import scratch_folder
-from aprfmt.llama.client import TIMEOUT_VARIABLE, Llama, LogitsComparison, pooling_of, time_limit
+from aprfmt.llama.client import Llama, LogitsComparison, pooling_of
 from aprfmt.tokenizer.encoding import tokenizer_json
 from aprfmt.tokenizer.fast import load
 from aprfmt.types import Array, PathLike
@@ -39,9 +39,6 @@ _ONLY_FLASH = ("minimax-m3",)
 
 _MASKED = -1e30
 """Logits below it belong to masked tokens."""
-
-_SLOWER = 5
-"""Time limit of torch and transformers, which take long to import, in multiples of llama.cpp's."""
 
 _EXACT = 2e-3
 """Maximum relative error between two float32 computations; llama.cpp computes some activations in half precision."""
@@ -194,18 +191,8 @@ def _by_torch(
 
     with scratch_folder("logits") as folder:
         out = os.path.join(folder, "logits.npy")
-        child = Child(["-m", "aprtrain.reference"])
         request = {"engine": engine, "path": os.path.abspath(path), "ids": [*ids], "kind": kind, "out": out}
-        try:
-            answer = child.ask(request, _SLOWER * time_limit(n_bytes))
-        except ChildDiedError as death:
-            text = f"the process that computes the logits {death}: {last_line(death.log)}"
-            if death.late:
-                raise RunError(text, path=name, hint=f"set {TIMEOUT_VARIABLE}=SECONDS to allow more time") from None
-            hint = "float32 weights take 4 bytes of memory per parameter"
-            raise OutOfMemoryError(text, path=name, hint=hint) from None
-        finally:
-            child.close()
+        answer = ask_torch("aprtrain.reference", request, "computes the logits", path=name, n_bytes=n_bytes)
         if "error" in answer:
             raise RunError(f"its logits cannot be computed: {answer['error']}", path=name)
         if "ok" not in answer:

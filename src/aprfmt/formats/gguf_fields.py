@@ -5,7 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
+from functools import cache
 from itertools import repeat
+from operator import length_hint
 from typing import Any
 
 from aprfmt.errors import CorruptError, LimitError, TruncatedError
@@ -129,7 +131,8 @@ class Cursor:
             assert isinstance(self.data, bytearray)
             start = len(self.data)
             step = min(max(start, _FIRST_STEP), _MOST_STEP, self._size - start)
-            self.data += self._source.read(start, step)
+            for piece in self._source.read_pieces(start, step):
+                self.data += piece
 
     def need(self, n_bytes: int, what: str) -> None:
         """Raises TruncatedError (LimitError at the header limit) unless `n_bytes` bytes are left."""
@@ -232,25 +235,21 @@ class Cursor:
             )
 
     def _skip_strings(self, key: str, count: int) -> None:
-        # The hot loop of opening a file: vocabularies have 150,000 strings. A length beyond what was read raises: then
-        # more is read, and the loop continues where it stopped.
-        what, pos, unpack, left = f"the strings of {key!r}", self.pos, _U64.unpack_from, repeat(None, count)
-        longest, is_done = 0, False
-        while not is_done:
-            data = self.data
-            try:
-                for _ in left:
-                    (length,) = unpack(data, pos)
-                    if length > longest:  # noqa: PLR1730 - a call is too slow here
-                        longest = length
-                    pos += length + 8
-                is_done = True
-            except (struct.error, OverflowError):
-                self.need(pos + 8 - self.pos, what)
-                self.read_to(pos + 8)
-                (length,) = unpack(self.data, pos)
-                longest = max(longest, length)
+        # The hot loop of opening a file: vocabularies have 150,000 strings.
+        what, pos, left, longest = f"the strings of {key!r}", self.pos, count, 0
+        while left:
+            pos, left = _skip_short_strings(self.data, pos, left)
+            for _ in range(min(left, _STRIDE)):
+                try:
+                    (length,) = _U64.unpack_from(self.data, pos)
+                except (struct.error, OverflowError):  # beyond what was read
+                    self.need(pos + 8 - self.pos, what)
+                    self.read_to(pos + 8)
+                    (length,) = _U64.unpack_from(self.data, pos)
+                if length > longest:  # noqa: PLR1730 - a call is too slow here
+                    longest = length
                 pos += length + 8
+            left -= min(left, _STRIDE)
         self.need(pos - self.pos, what)
         if longest > MAX_ELEMENT_BYTES:
             raise LimitError(
@@ -259,6 +258,39 @@ class Cursor:
                 offset=self.pos,
             )
         self.pos = pos
+
+
+_STRIDE = 16
+"""Strings that are skipped one by one before short ones are tried again."""
+
+
+@cache
+def _pairs_of_strings() -> tuple[Callable[[Buffer, int], tuple[int, int]], ...]:
+    """For each length of a string below 256: what reads the length field before it and that behind it."""
+    return tuple(struct.Struct(f"<Q{n}xQ").unpack_from for n in range(256))
+
+
+def _skip_short_strings(data: Buffer, pos: int, count: int) -> tuple[int, int]:
+    """Skips strings by fours with at most 255 bytes together; returns the new position and how many are left.
+
+    The first byte of a length chooses what reads it and the next one. If all four lengths add up to at most 255, each
+    is its first byte, so that the choice was right.
+    """
+    pairs, fours, start = _pairs_of_strings(), repeat(None, count // 4), pos
+    try:
+        for _ in fours:
+            start = pos
+            first, second = pairs[data[pos]](data, pos)
+            pos += first + second + 16
+            first, second = pairs[data[pos]](data, pos)
+            pos += first + second + 16
+            if pos - start > 255 + 4 * 8:
+                break
+        else:
+            return pos, count % 4
+    except (IndexError, struct.error):  # beyond `data`
+        pass
+    return start, 4 * (length_hint(fours) + 1) + count % 4
 
 
 def check_string(key: str, n_bytes: int, path: str | None = None, offset: int | None = None) -> None:

@@ -58,6 +58,10 @@ class RemoteSource(Source):
             self.record.add(offset, data)
         return data
 
+    def read_pieces(self, offset: int, n_bytes: int) -> Iterator[bytes]:
+        """`read` as one piece, fetched by one request."""
+        yield self.read(offset, n_bytes)
+
     def read_data(self, offset: int, n_bytes: int) -> bytes:
         """A copy of `n_bytes` bytes of weights at `offset`."""
         buffer = bytearray(n_bytes)

@@ -28,6 +28,8 @@ from aprfmt.types import PathLike
 
 Buffer = bytes | bytearray | memoryview
 
+_PIECE_BYTES = 64 << 10
+
 
 class FileIdentity(NamedTuple):
     """Distinguishes a file from another one, and from itself before a modification."""
@@ -196,6 +198,11 @@ class Source:
         if self.record is not None:
             self.record.add(offset, data)
         return data
+
+    def read_pieces(self, offset: int, n_bytes: int) -> Iterator[bytes]:
+        """`read` in pieces, each of which gets the memory of the one before: fresh pages take longer than the copy."""
+        for start in range(offset, offset + n_bytes, _PIECE_BYTES):
+            yield self.read(start, min(_PIECE_BYTES, offset + n_bytes - start))
 
     def read_data(self, offset: int, n_bytes: int) -> bytes:
         """Reads tensor data, which is large and read once, in order: a remote file caches it on disk."""

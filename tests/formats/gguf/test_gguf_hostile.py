@@ -17,6 +17,7 @@ from turns import examples
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError
 from aprfmt.formats import gguf, gguf_fields
+from aprfmt.formats.gguf_fields import Cursor
 from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_ELEMENT_BYTES, MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_STRING_BYTES
 
 Put = Callable[[bytes], Path]
@@ -155,6 +156,53 @@ def test_a_49_byte_file_with_a_huge_array_fails_at_once(put: Put) -> None:
     with pytest.raises(TruncatedError):
         aprfmt.open(put(data))
     assert time.perf_counter() - started < 0.1
+
+
+def outcome(data: bytes, count: int, skip: Callable[[Cursor, int], object]) -> object:
+    """Where a walk over `count` strings ends, or its error."""
+    cursor = Cursor(data, "a.gguf")
+    try:
+        skip(cursor, count)
+    except AprError as error:
+        return type(error), str(error)
+    return cursor.pos
+
+
+def skip_one_by_one(cursor: Cursor, count: int) -> None:
+    for _ in range(count):
+        length = cursor.u64("the strings of 'k'")
+        cursor.need(length, "the strings of 'k'")
+        cursor.pos += length
+
+
+LENGTHS = st.one_of(
+    st.integers(0, 90), st.sampled_from([0, 1, 63, 64, 254, 255, 256, 257, 300, 1 << 16, 5 + (1 << 56)])
+)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.lists(LENGTHS, max_size=40), st.integers(0, 3), st.integers(0, 300), st.sampled_from([b"\0", b"\1", b"a"]))
+def test_strings_skipped_by_fours_end_where_single_ones_do(
+    lengths: list[int], more: int, missing: int, filler: bytes
+) -> None:
+    data = b"".join(struct.pack("<Q", length) + filler * min(length, 400) for length in lengths)
+    data, count = data[: max(0, len(data) - missing)], len(lengths) + more
+    found, wanted = (outcome(data, count, skip) for skip in (lambda c, n: c._skip_strings("k", n), skip_one_by_one))
+    if isinstance(wanted, int):
+        assert found == wanted
+    else:
+        assert isinstance(found, tuple)
+        assert found[0] is TruncatedError
+
+
+@pytest.mark.parametrize("place", range(9))
+@pytest.mark.parametrize("byte", range(1, 8))
+def test_no_byte_of_a_length_is_overlooked(place: int, byte: int) -> None:
+    fields = [bytearray(string(b"abc")) for _ in range(9)]
+    fields[place][byte] = 1  # what follows reads as strings if only the first byte counts
+    data = b"".join(fields) + bytes(1 << 17)
+    found, wanted = (outcome(data, 9, skip) for skip in (lambda c, n: c._skip_strings("k", n), skip_one_by_one))
+    assert (found == wanted) if isinstance(wanted, int) and wanted < MAX_ELEMENT_BYTES else isinstance(found, tuple)
 
 
 def test_the_header_cap(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
