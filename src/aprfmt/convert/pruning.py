@@ -122,7 +122,10 @@ def _with_experts(c: Canonical, n: int, texts: Sequence[Path], *, plan: bool) ->
 
 
 def _trimmed(c: Canonical, folder: Mapping[str, bytes], paths: Sequence[Path]) -> tuple[Canonical, str]:
-    """`c` with the vocabulary of some texts, and what was kept. Raises RunError if their tokens change, CorruptError."""
+    """`c` with the vocabulary of some texts, and what was kept.
+
+    Raises RunError if their tokens change, CorruptError for a damaged generation_config.json.
+    """
     import numpy as np
 
     generated = generation_config(folder, str(c.model.path))

@@ -57,7 +57,8 @@ def trim(
 ) -> Tokenizer:
     """The tokenizer with the ids `kept`, as of `closure`, in order.
 
-    `folder` has the text files of its model, `generated` is the generation_config.json among them. Its tokenizer.json and the configs that name ids are edited; lists that tokenizer.json repeats are left out.
+    `folder` has the text files of its model, `generated` is the generation_config.json among them. The tokenizer.json
+    and the configs that name ids are edited; lists that tokenizer.json repeats are left out.
     """
     files = tokenizer.files or {name: data for name, data in (folder or {}).items() if is_tokenizer_file(name)}
     new = {old: i for i, old in enumerate(kept)}
