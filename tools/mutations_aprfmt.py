@@ -68,7 +68,7 @@ APRFMT = (
         "if not np.array_equal(new[before], after):", "if False:"),
     Mutation("configs keep the old ids", "aprfmt/tokenizer/trimming.py:trim",
         "test_trimmed_vocabulary.py::test_configs_of_a_folder_name_the_new_ids",
-        "dump(renumbered(generated, new))", "generated"),
+        "renumbered(generated, new)", "generated"),
     Mutation("a new token is the sum of its pieces", "aprfmt/canonical/transplanted_vocabulary.py:_means",
         "test_transplant.py::test_shared_rows_are_copied_and_new_ones_are_means", "1 / len(pieces)", "1"),
     Mutation("a donor with another tokenizer is believed",
