@@ -35,7 +35,8 @@ from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.kernels import fp8
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
 from aprtrain.network.attention import Documents
-from aprtrain.network.decoder import Decoder, hf_names
+from aprtrain.network.decoder import Decoder
+from aprtrain.network.names import hf_names
 from aprtrain.network.shape import Shape, shape_of
 from aprtrain.network.weights import NetworkSource
 from aprtrain.teacher import teacher as teacher_module

@@ -30,7 +30,8 @@ from aprtrain.loss.head import Softcaps, distill_head, logit_weight
 from aprtrain.loss.objective import Objective
 from aprtrain.memory import MemoryRow
 from aprtrain.models import Origin
-from aprtrain.network.decoder import Decoder, head_name
+from aprtrain.network.decoder import Decoder
+from aprtrain.network.names import head_name
 from aprtrain.optim.flat import Optimizer
 from aprtrain.optim.rules import learning_rate
 from aprtrain.qat import Quantizer

@@ -53,8 +53,9 @@ from aprtrain.config import SELF, Config, command_fields, is_pruned, what_fields
 from aprtrain.data.batches import batch_of
 from aprtrain.guards import check_distinct
 from aprtrain.lora_spec import parse_lora
-from aprtrain.network.decoder import Decoder, hf_names, hf_parts
+from aprtrain.network.decoder import Decoder
 from aprtrain.network.lora import add_lora
+from aprtrain.network.names import hf_names, hf_parts
 from aprtrain.network.shape import Shape, shape_of
 from aprtrain.network.weights import (
     NetworkSource,

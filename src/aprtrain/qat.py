@@ -41,7 +41,7 @@ from aprfmt.errors import RefusedError, UnsupportedError
 from aprfmt.io.system import n_processors
 from aprfmt.types import Array
 from aprtrain.kernels import encode as kernels
-from aprtrain.network.decoder import hf_names
+from aprtrain.network.names import hf_names
 from aprtrain.network.weights import NetworkSource
 from aprtrain.optim.flat import BufferSlice
 

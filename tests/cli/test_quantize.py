@@ -166,6 +166,8 @@ def test_refusals_leave_nothing_behind(apr: Apr, tiny_gguf: Path, weights: Path,
     for code, said, words in cases:
         done = apr("quantize", *words, "-o", out / "x.gguf", "--json")
         assert (done.code, said in done.json["error"]["message"]) == (code, True), words
+        if said == "belongs to another model":
+            assert f"apr imatrix {tiny_gguf} --data TEXT -o FILE" in done.json["error"]["hint"]
         assert list(out.iterdir()) == []
     # told to, it requantizes
     words = (tmp_path / "q8.gguf", "q4_0", "--allow-requantize", "-o", out / "x.gguf")

@@ -213,6 +213,25 @@ def test_sizes(text: str, n: int) -> None:
     assert parse_size(text) == n
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "meant"),
+    [
+        ("target_size", "4.2", "4.2GB"),
+        ("target_size", "0.5", "0.5GB"),
+        ("target_size", "700", "700MB"),
+        ("target_size", "999999", "999999KB"),
+        ("shard_size", "5", "5GB"),
+        ("shard_size", "4.2", "4.2GB"),
+    ],
+)
+def test_a_number_that_lacks_its_unit(name: str, text: str, meant: str, tiny_gguf: Path, tmp_path: Path) -> None:
+    convert: Any = aprfmt.quantize_model if name == "target_size" else api.convert_model
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')}: .* too small") as caught:
+        convert(tiny_gguf, tmp_path / "x.gguf", **{name: text})
+    assert caught.value.hint == f"did you mean {meant}?"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("text", ["", "GB", "-1", "0", "5XB", "nan", "inf", "1e400"])
 def test_no_sizes(text: str) -> None:
     with pytest.raises(UsageError):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import aprfmt
+from aprfmt.cli.main import run
 from aprfmt.convert.targets.base import find_target
 from aprfmt.errors import RefusedError, UnknownFormatError, UsageError
 
@@ -33,8 +34,28 @@ def test_a_folder_is_no_file_and_a_file_no_folder(tiny_gguf: Path, tmp_path: Pat
 
 def test_a_pipe_is_no_model(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UnknownFormatError, match="not a regular file"):
+    with pytest.raises(UnknownFormatError, match="a pipe, not a regular file") as caught:
         aprfmt.open(tmp_path / "pipe")
+    assert "write it to a file first" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("words", [["inspect", "-"], ["convert", "-", "-o", "x.gguf"], ["qa", "-"], ["lint", "-"]])
+def test_standard_input_is_no_model(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(words) == 2
+    text = capsys.readouterr().err
+    assert "a model is not read from standard input" in text
+    assert "write it to a file first: COMMAND > model.gguf" in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_called_minus_is_read(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "-").write_bytes(tiny_gguf.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    with aprfmt.open("-") as model:
+        assert model.format == "gguf"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from plain_models import write_seeing_folder
 import aprfmt
 from aprfmt.canonical.padded_vocabulary import ChosenRows
 from aprfmt.cli.main import run
-from aprfmt.errors import RefusedError, RunError, UsageError
+from aprfmt.errors import CorruptError, RefusedError, RunError, UsageError
 from aprfmt.tokenizer.hf import read_files
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.tokenizer.trimming import closure, renumbered, trim
@@ -114,6 +114,15 @@ def test_configs_of_a_folder_name_the_new_ids(model: Path, tmp_path: Path) -> No
         assert library.get_vocab_size() == n
         assert library.encode(TEXT).ids[0] == n - 1
         assert library.decode(library.encode(TEXT).ids) == TEXT
+
+
+@pytest.mark.parametrize("damaged", [b"{", b"[]", b"\xff"])
+def test_a_damaged_generation_config_is_refused(damaged: bytes, model: Path, tmp_path: Path) -> None:
+    aprfmt.convert_model(model, tmp_path / "whole", format="hf")
+    (tmp_path / "whole" / "generation_config.json").write_bytes(damaged)
+    with pytest.raises(CorruptError, match=r"generation_config\.json is not") as caught:
+        aprfmt.prune_model(tmp_path / "whole", tmp_path / "small", vocab_from=model.parent / "t.txt", format="hf")
+    assert caught.value.path == str(tmp_path / "whole")
 
 
 def test_any_texts_keep_their_tokens_with_any_merges() -> None:

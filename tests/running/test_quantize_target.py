@@ -75,7 +75,7 @@ def test_a_target_out_of_reach_names_the_nearest(tiny_gguf: Path, tmp_path: Path
         with pytest.raises(RefusedError, match="cannot be reached: the smallest") as caught:
             aprfmt.quantize_model(tiny_gguf, out, **given, force=True)
         option, value = (caught.value.hint or "").split()
-        nearest = {option[2:].replace("-", "_"): float(value) if "bpw" in option else int(value)}
+        nearest = {option[2:].replace("-", "_"): float(value) if "bpw" in option else value}
         report = aprfmt.quantize_model(tiny_gguf, out, **nearest, force=True)  # type: ignore[arg-type]
         assert report.output_bytes == out.stat().st_size
 

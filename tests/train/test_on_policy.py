@@ -20,7 +20,7 @@ from aprfmt.texts.encoding import HIDDEN, Encoder
 from aprfmt.texts.records import Chat
 from aprtrain import sampler as sampler_module
 from aprtrain.config_sources import build
-from aprtrain.network.decoder import Block, Decoder, soft_cap
+from aprtrain.network.decoder import Decoder, soft_cap
 from aprtrain.network.weights import open_network
 from aprtrain.sampler import Continuations, Sampler, continue_prompts, read_prompts
 
@@ -76,11 +76,10 @@ def test_sampling_gives_compiled_blocks_back(maker: Maker) -> None:
     def compiled(*_: Any) -> Any:
         raise AssertionError("called with the shapes of sampling")
 
-    for block in decoder.blocks:
-        assert isinstance(block, Block)
+    for block in decoder.layers:
         block.function = compiled
     continue_prompts(decoder, [np.array([7, 8], np.uint32)], 3, 2, torch.Generator())
-    assert all(isinstance(block, Block) and block.function is compiled for block in decoder.blocks)
+    assert all(block.function is compiled for block in decoder.layers)
 
 
 def test_the_last_pass_has_the_rows_of_the_others(teacher_file: Path, prompts: Path) -> None:

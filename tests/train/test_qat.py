@@ -25,7 +25,8 @@ from aprtrain.budget import plan
 from aprtrain.config_sources import build
 from aprtrain.kernels.encode import ENCODED, encode, fit_steps
 from aprtrain.models import new_student
-from aprtrain.network.decoder import Decoder, hf_names, hf_parts
+from aprtrain.network.decoder import Decoder
+from aprtrain.network.names import hf_names, hf_parts
 from aprtrain.network.weights import fill, open_network
 from aprtrain.optim import flat
 from aprtrain.optim.flat import FlatOptimizer

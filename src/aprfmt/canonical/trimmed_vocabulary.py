@@ -16,7 +16,10 @@ from aprfmt.types import Json
 
 
 def trimmed_vocabulary(
-    c: Canonical, used: Collection[int], folder: Mapping[str, bytes] | None = None
+    c: Canonical,
+    used: Collection[int],
+    folder: Mapping[str, bytes] | None = None,
+    generated: Mapping[str, Json] | None = None,
 ) -> tuple[Canonical, list[int], str]:
     """`c` with the tokens `used` and what they are made of; the kept ids in their new order, and how many those are.
 
@@ -24,6 +27,7 @@ def trimmed_vocabulary(
         c: the model.
         used: ids that texts have.
         folder: text files of its folder, of which the new tokenizer's files replace those that name ids.
+        generated: the generation_config.json among them.
 
     Raises:
         RefusedError: an unknown architecture, towers, a tokenizer without merges, tensors with tokens along another
@@ -48,7 +52,7 @@ def trimmed_vocabulary(
         i = getattr(h, key)
         setattr(h, key, None if i is None else new.get(i))
     h.extra |= renumbered({key: cast(Json, value) for key, value in h.extra.items()}, new)
-    tokenizer = trim(tokenizer, kept, folder)
+    tokenizer = trim(tokenizer, kept, folder, generated)
     said = f"{len(kept):,} of {n_rows:,} tokens kept, {n_rows - len(kept):,} dropped"
     return replace(c, hparams=h, tensors=tensors, tokenizer=tokenizer, is_whole=False, sidecar=None), kept, said
 

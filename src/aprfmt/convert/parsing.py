@@ -92,21 +92,37 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 _LEAST_TYPED_SHARD = 100
-"""Bytes: a smaller number without a unit is probably missing its unit."""
+"""Bytes."""
+
+_MEANT = {100: "GB", 100_000: "MB", 1 << 64: "KB"}
+"""The unit that is probably missing from a number below the key."""
 
 
-def parse_size(value: object, *, least: int = 1, name: str = "") -> int:
-    """`5GB`, `500MiB`, `123456` or a number as bytes, at least `least`; `name` is the option's. Raises UsageError."""
-    size = value if type(value) is int else -1
+def parse_size(value: object, *, least: int = 1, name: str = "", least_typed: int = 0) -> int:
+    """`5GB`, `500MiB`, `123456` or a number as bytes.
+
+    Args:
+        value: what the user gave.
+        least: the minimum.
+        name: the option's.
+        least_typed: the minimum of a text without a unit: a smaller number probably lacks its unit. 0 is no size.
+
+    Raises:
+        UsageError: another value.
+    """
+    size, option = value if type(value) is int else -1, f"--{name.replace('_', '-')}: " if name else ""
     if isinstance(value, str):
         text = value.strip().lower()
         number = text.rstrip("bkmgti").strip()
+        unit = text[len(number) :].strip()
         try:
-            size = int(float(number) * _UNITS[text[len(number) :].strip()])
+            size = int(float(number) * _UNITS[unit])
         except (ValueError, KeyError, OverflowError):
             size = -1
+        if not unit and 0 <= size < least_typed and float(number):
+            meant = next(unit for most, unit in _MEANT.items() if size < most)
+            raise UsageError(f"{option}{plural(size, 'byte')} is too small", hint=f"did you mean {number}{meant}?")
     if size < least:
-        option = f"--{name.replace('_', '-')}: " if name else ""
         raise UsageError(
             f"{option}{short(value)} is not a valid size", hint="write it as 5GB, 500MiB or a number of bytes"
         )
@@ -121,10 +137,7 @@ def _optional(parser: Parser) -> Parser:
 
 
 def _shard_size(name: str, value: object) -> int:
-    size = parse_size(value, least=0, name=name)
-    if isinstance(value, str) and value.strip().isdecimal() and 0 < size < _LEAST_TYPED_SHARD:
-        raise UsageError(f"--shard-size: {plural(size, 'byte')} is too small", hint=f"add a unit: {size}GB")
-    return size
+    return parse_size(value, least=0, name=name, least_typed=_LEAST_TYPED_SHARD)
 
 
 # By name if the type is not sufficient, the others by the annotation of the field.

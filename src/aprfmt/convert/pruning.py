@@ -22,6 +22,7 @@ from aprfmt.convert.source_manifest_writer import restorable
 from aprfmt.convert.targets.hf import source_texts
 from aprfmt.errors import RunError, UsageError
 from aprfmt.formats import path_text
+from aprfmt.formats.hf_files import generation_config
 from aprfmt.schema import check_numbers, takes
 from aprfmt.texts.encoding import HIDDEN, Encoder, Ids
 from aprfmt.texts.records import ReadProgress, RecordReader, is_blank
@@ -121,13 +122,17 @@ def _with_experts(c: Canonical, n: int, texts: Sequence[Path], *, plan: bool) ->
 
 
 def _trimmed(c: Canonical, folder: Mapping[str, bytes], paths: Sequence[Path]) -> tuple[Canonical, str]:
-    """`c` with the vocabulary of some texts, and what was kept. Raises RunError if their tokens change."""
+    """`c` with the vocabulary of some texts, and what was kept.
+
+    Raises RunError if their tokens change, CorruptError for a damaged generation_config.json.
+    """
     import numpy as np
 
+    generated = generation_config(folder, str(c.model.path))
     encoder, used = Encoder(c.tokenizer), np.zeros(0, np.uint32)
     for ids in _encoded(paths, encoder):
         used = np.union1d(used, ids)
-    made, kept, said = trimmed_vocabulary(c, {*used.tolist()}, folder)
+    made, kept, said = trimmed_vocabulary(c, {*used.tolist()}, folder, generated)
     new = np.zeros(encoder.n_ids, np.uint32)
     new[kept] = np.arange(len(kept), dtype=np.uint32)
     n = 0

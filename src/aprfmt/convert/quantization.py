@@ -134,17 +134,13 @@ class Quantization:
         """Importance weights by tensor. Raises RefusedError if a tensor that needs them lacks them."""
         found: dict[str, Array] = {}
         missing = []
-        entries, path = ({}, None) if self.imatrix is None else (self.imatrix.entries, self.imatrix.path)
+        entries = {} if self.imatrix is None else self.imatrix.entries
         for name, shape in ((tensor.name, tensor.shape) for tensor in changing):
             values, expected = entries.get(name), shape[-1] * n_matrices(shape)
             if values is not None and values.size == expected:
                 found[name] = values
-            elif values is not None and name not in EMBEDDINGS:
-                raise RefusedError(
-                    f"the importance matrix belongs to another model: {values.size} values instead of {expected}",
-                    path=path,
-                    tensor=name,
-                )
+            elif values is not None and name not in EMBEDDINGS and self.imatrix is not None:
+                raise self.imatrix.misfit(f"{values.size} values instead of {expected}", c.model.path, name)
             elif needs_weights(name, chosen[name], self.preset):
                 message, hint = ("needs an importance matrix", "add one with --imatrix, or choose a larger type")
                 if self.imatrix is not None:
@@ -153,13 +149,10 @@ class Quantization:
                 raise RefusedError(f"{chosen[name]} {message}", path=c.model.path, tensor=name, hint=hint)
             elif name not in (*EMBEDDINGS, OUTPUT):
                 missing.append(name)
-        if entries and missing:
+        if self.imatrix is not None and entries and missing:
             if not found:
-                raise RefusedError(
-                    f"the importance matrix belongs to another model: it has no entry for {missing[0]}, "
-                    f"but one for {next(iter(entries))}",
-                    path=path,
-                )
+                why = f"it has no entry for {missing[0]}, but one for {next(iter(entries))}"
+                raise self.imatrix.misfit(why, c.model.path)
             losses.warnings.append(f"the importance matrix has no entry for {first_few(missing)}")
         return found
 

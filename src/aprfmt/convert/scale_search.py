@@ -13,7 +13,7 @@ from aprfmt.canonical.tensor import CanonicalTensor, Losses
 from aprfmt.codecs.error_feedback import FeedbackBlock, feedback_blocks
 from aprfmt.codecs.serving import SERVING, Importance, ServingScheme
 from aprfmt.convert.options import Options
-from aprfmt.errors import RefusedError, UsageError
+from aprfmt.errors import UsageError
 from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.second_moments import SecondMoments, read_second_moments
 from aprfmt.text import first_few
@@ -74,7 +74,8 @@ class ScaleSearch:
         match = next(iter(names.matches(c.arch, tensor.name)), None) if c.arch is not None else None
         gguf = names.gguf_name(c.arch, tensor.name, c.hparams) if c.arch is not None else None
         has_columns = match is not None and not match.row.columns
-        weights = self._weights(gguf or tensor.name, tensor, match.expert if match is not None else None, has_columns)
+        expert = match.expert if match is not None else None
+        weights = self._weights(c, gguf or tensor.name, tensor, expert) if has_columns else None
         owner = None
         if self.feedback is not None and has_columns:
             owner = self.feedback.moments.owner(gguf or tensor.name, tensor.shape[1])
@@ -94,34 +95,28 @@ class ScaleSearch:
             return Importance(np.ones(columns, "f4"), blocks)
         return Importance(np.ascontiguousarray(weights, "f4") / np.float32(mean), blocks)
 
-    def _weights(self, name: str, tensor: CanonicalTensor, expert: int | None, has_columns: bool) -> Array | None:
+    def _weights(self, c: Canonical, name: str, tensor: CanonicalTensor, expert: int | None) -> Array | None:
         """Column importances of a weight by the matrix; None without an entry."""
         columns = tensor.shape[1]
-        values = self.imatrix.entries.get(name) if self.imatrix is not None and has_columns else None
+        values = self.imatrix.entries.get(name) if self.imatrix is not None else None
         if self.imatrix is None or values is None:
             return None
         if expert is not None and values.size > columns:  # one entry for all experts of a layer
             values = values[expert * columns : (expert + 1) * columns]
         if values.size != columns:
-            raise RefusedError(
-                f"the importance matrix belongs to another model: {values.size} values instead of {columns}",
-                path=self.imatrix.path,
-                tensor=tensor.name,
-            )
+            raise self.imatrix.misfit(f"{values.size} values instead of {columns}", c.model.path, tensor.name)
         return values
 
-    def check(self, n_weights: int, losses: Losses) -> None:
+    def check(self, c: Canonical, n_weights: int, losses: Losses) -> None:
         """Warns about weights without an entry. Raises RefusedError if all `n_weights` lack one."""
         if not self.missing:
             return
-        what, verbs = "the importance matrix", ("belongs", "it has", "has")
-        path = self.imatrix.path if self.imatrix is not None else ""
-        if self.feedback is not None:
-            what, verbs, path = "the second moments", ("belong", "they have", "have"), self.feedback.moments.path
-        belongs, it_has, has = verbs
-        if len(self.missing) == n_weights:
-            raise RefusedError(f"{what} {belongs} to another model: {it_has} no entry for {self.missing[0]}", path=path)
-        losses.warnings.append(f"{what} {has} no entry for {first_few(self.missing)}")
+        if len(self.missing) == n_weights and self.feedback is not None:
+            raise self.feedback.moments.misfit(f"they have no entry for {self.missing[0]}")
+        if len(self.missing) == n_weights and self.imatrix is not None:
+            raise self.imatrix.misfit(f"it has no entry for {self.missing[0]}", c.model.path)
+        what = "the importance matrix has" if self.feedback is None else "the second moments have"
+        losses.warnings.append(f"{what} no entry for {first_few(self.missing)}")
 
 
 def scale_search(options: Options, scheme: ServingScheme | None) -> ScaleSearch | None:

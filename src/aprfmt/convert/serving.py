@@ -165,7 +165,7 @@ class PackedModules:
             weights = () if self.again else [w for w in self.c.packs.weights if w.name not in self.relaid]
             losses.others += replace(self.c.packs, weights=weights).losses()
         if self.search is not None:
-            self.search.check(len(self.packed), losses)
+            self.search.check(self.c, len(self.packed), losses)
         losses.others += change_sentences(losses.changes)
         stacks = [t.name for t in self.c.tensors.values() if len(t.shape) == 3 and t.shape[-1] > 4]
         if stacks:

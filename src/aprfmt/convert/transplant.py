@@ -18,10 +18,9 @@ from aprfmt.convert.report import Report
 from aprfmt.convert.source_manifest_writer import restorable
 from aprfmt.convert.targets.hf import source_texts
 from aprfmt.errors import UsageError
-from aprfmt.formats.hf_files import parse_object
+from aprfmt.formats.hf_files import generation_config
 from aprfmt.formats.vocabulary import read_vocabulary
 from aprfmt.schema import takes
-from aprfmt.tokenizer.generation import FILE_NAME
 
 
 @takes(TransplantCall)
@@ -56,8 +55,7 @@ def transplant_model(call: TransplantCall) -> Report:
         def edit(c: Canonical) -> tuple[Canonical, list[str]]:
             if c.tokenizer == new:
                 return c, ["the model has this tokenizer already: nothing was changed"]
-            generated = source_texts(c, restorable(c, "hf")).get(FILE_NAME)
-            config = None if generated is None else parse_object(generated, str(c.model.path), FILE_NAME)
+            config = generation_config(source_texts(c, restorable(c, "hf")), str(c.model.path))
             donor = None
             if call.donor is not None:
                 model = open_input(stack, call.donor, call.dst, follow_links=call.follow_links)

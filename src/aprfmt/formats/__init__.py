@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aprfmt.errors import ONE_FILE, ZERO_BYTE, AprError, CorruptError, NotFoundError, UnknownFormatError, UsageError
 from aprfmt.io import downloads
-from aprfmt.io.source import Source, is_file, is_folder, watch_opened
+from aprfmt.io.source import PIPE_HINT, Source, is_file, is_folder, watch_opened
 from aprfmt.light_dataclass import light_dataclass
 from aprfmt.limits import MAX_HEADER_BYTES
 from aprfmt.text import first_few
@@ -251,6 +251,8 @@ def resolve(path: PathLike) -> Path:
     represents it.
     """
     text = path_text(path)
+    if text == "-" and not os.path.lexists(text):
+        raise UsageError("a model is not read from standard input", hint=PIPE_HINT)
     if isinstance(path, str):
         if text.startswith(("hf://", "https://", "http://")):
             from aprfmt.formats.hub import snapshot

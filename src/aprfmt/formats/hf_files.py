@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from aprfmt.io.downloads import check_no_pointer, explained
 from aprfmt.io.jsonx import check_size
 from aprfmt.io.source import Source, is_file, is_folder
 from aprfmt.limits import MAX_CONFIG_BYTES, MAX_FILE_NAME_BYTES, MAX_SPLITS, MAX_TEXT_FILE_BYTES
+from aprfmt.tokenizer import generation
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.trust.signature import REQUIRED_SIGNER
 from aprfmt.types import Json, JsonObject
@@ -91,6 +92,12 @@ def read_text_file(path: Path) -> bytes:
         data = source.read(0, source.size)
     check_no_pointer(data, path, len(data))
     return data
+
+
+def generation_config(texts: Mapping[str, bytes], path: str) -> JsonObject | None:
+    """The generation_config.json among the text files of the model at `path`. Raises CorruptError."""
+    raw = texts.get(generation.FILE_NAME)
+    return None if raw is None else parse_object(raw, path, generation.FILE_NAME)
 
 
 def parse_object(raw: bytes, path: str, what: str, *, unique: bool = True) -> JsonObject:

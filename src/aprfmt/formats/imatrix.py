@@ -10,6 +10,7 @@ tensors NAME.in_sum2 (float32 [matrices, columns], sums of squares) and NAME.cou
 from __future__ import annotations
 
 import os
+import shlex
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from aprfmt.io.downloads import explained
 from aprfmt.io.pipe import FileLayout, Literal
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_NAME_BYTES
-from aprfmt.types import Array
+from aprfmt.types import Array, PathLike
 
 if TYPE_CHECKING:
     from aprfmt.model import Model, Tensor
@@ -90,6 +91,15 @@ class Imatrix:
     datasets: tuple[str, ...] = ()
     chunks: int = 0
     counts: Mapping[str, Array] = field(default_factory=dict)
+
+    def misfit(self, why: str, model: PathLike, tensor: str | None = None) -> RefusedError:
+        """The error for a matrix that `model` does not fit, with the command that computes the right one."""
+        return RefusedError(
+            f"the importance matrix belongs to another model: {why}",
+            path=self.path,
+            tensor=tensor,
+            hint=f"compute one for this model: apr imatrix {shlex.quote(os.fspath(model))} --data TEXT -o FILE",
+        )
 
 
 def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:

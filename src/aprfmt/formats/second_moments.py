@@ -83,12 +83,17 @@ class SecondMoments:
             return None
         own = sum(n for _, n in self.places[found])
         if own != columns:
-            raise RefusedError(
-                f"the second moments belong to another model: {own} columns instead of {columns}",
-                path=self.path,
-                tensor=name,
-            )
+            raise self.misfit(f"{own} columns instead of {columns}", name)
         return found
+
+    def misfit(self, why: str, tensor: str | None = None) -> RefusedError:
+        """The error for second moments that a model does not fit."""
+        return RefusedError(
+            f"the second moments belong to another model: {why}",
+            path=self.path,
+            tensor=tensor,
+            hint="compute them for this model: apr imatrix MODEL --data TEXT -o FILE --second-moments FILE",
+        )
 
     def blocks(self, owner: str) -> list[Array]:
         """The blocks of a weight, float32 [n, n]. Raises CorruptError for values that no input gives."""

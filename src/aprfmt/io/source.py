@@ -28,6 +28,9 @@ from aprfmt.types import PathLike
 
 Buffer = bytes | bytearray | memoryview
 
+PIPE_HINT = "write it to a file first: COMMAND > model.gguf"
+"""For a model in a pipe: its bytes are read in any order."""
+
 _PIECE_BYTES = 64 << 10
 
 
@@ -108,9 +111,10 @@ class Source:
             stack.callback(os.close, fd)
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
-                raise UnknownFormatError(
-                    "not a regular file", path=name, hint="pass a model file or a Hugging Face folder"
-                )
+                is_pipe = stat.S_ISFIFO(info.st_mode)
+                what = "a pipe, not a regular file" if is_pipe else "not a regular file"
+                hint = PIPE_HINT if is_pipe else "pass a model file or a Hugging Face folder"
+                raise UnknownFormatError(what, path=name, hint=hint)
             source = cls(name, fd, None, info.st_size, FileIdentity.of(info))
             stack.pop_all()
         return source

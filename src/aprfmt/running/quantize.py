@@ -43,6 +43,8 @@ _CALIBRATION = 4
 MLX = "mlx"
 """The format, and the preset of recipes, of MLX folders."""
 
+_LEAST_TYPED_TARGET = 1_000_000
+"""Bytes: the smallest --target-size without a unit."""
 _WAYS = ("target_size", "target_bpw", "max_kl", "recipe")
 
 
@@ -113,10 +115,20 @@ def _check(call: QuantizeCall) -> None:
         raise UsageError("--eval-data requires --measure or --max-kl")
     if call.max_kl is not None and Path(formats.path_text(call.dst, "dst")).suffix.lower() != ".gguf":
         raise UsageError("--max-kl measures the output in llama.cpp: write a .gguf", hint="-o OUT.gguf")
+    _target_bytes(call)
     for name in ("target_bpw", "max_kl"):
         value = getattr(call, name)
         if value is not None and not (isinstance(value, int | float) and value > 0):
             raise UsageError(f"{name} must be a number above 0, not {value!r:.40}")
+
+
+def _target_bytes(call: QuantizeCall) -> int | None:
+    """The target size in bytes. Raises UsageError."""
+    from aprfmt.convert.parsing import parse_size
+
+    if call.target_size is None:
+        return None
+    return parse_size(call.target_size, name="target_size", least_typed=_LEAST_TYPED_TARGET)
 
 
 def _check_mlx(call: QuantizeCall) -> None:
@@ -284,11 +296,9 @@ class _Quantizing:
         return 8 * sum(option.n_bytes for option in chosen.values()) / sum(chooser.sizes.values())
 
     def _choose(self, chooser: TypeChooser) -> Allocation:
-        from aprfmt.convert.parsing import parse_size
-
         call = self.call
-        if call.target_size is not None:
-            return chooser.within_bytes(parse_size(call.target_size, name="target_size"), self.plan)
+        if (n_bytes := _target_bytes(call)) is not None:
+            return chooser.within_bytes(n_bytes, self.plan)
         if call.target_bpw is not None:
             return chooser.within_bits(call.target_bpw)
         assert call.max_kl is not None

@@ -250,7 +250,7 @@ class TypeChooser:
                 raise RefusedError(
                     f"--target-size {format_bytes(budget)} cannot be reached: the smallest possible file has "
                     f"{least:,} bytes",
-                    hint=f"--target-size {least + (1 << 14)}",
+                    hint=f"--target-size {least + (1 << 14)}B",
                 )
             excess = plan(self.options(chosen)).output_bytes - budget
             if excess <= 0:

@@ -49,12 +49,17 @@ def closure(tokenizer: Tokenizer, used: Collection[int]) -> list[int]:
     return sorted(found)
 
 
-def trim(tokenizer: Tokenizer, kept: list[int], folder: Mapping[str, bytes] | None = None) -> Tokenizer:
-    """The tokenizer with the ids `kept`, as of `closure`, in order; `folder` has the text files of its model.
+def trim(
+    tokenizer: Tokenizer,
+    kept: list[int],
+    folder: Mapping[str, bytes] | None = None,
+    generated: Mapping[str, Json] | None = None,
+) -> Tokenizer:
+    """The tokenizer with the ids `kept`, as of `closure`, in order.
 
-    Its tokenizer.json and the configs that name ids are edited; lists that tokenizer.json repeats are left out.
+    `folder` has the text files of its model, `generated` is the generation_config.json among them. The tokenizer.json
+    and the configs that name ids are edited; lists that tokenizer.json repeats are left out.
     """
-    generated = (folder or {}).get(generation.FILE_NAME)
     files = tokenizer.files or {name: data for name, data in (folder or {}).items() if is_tokenizer_file(name)}
     new = {old: i for i, old in enumerate(kept)}
     texts = [tokenizer.tokens[i] for i in kept]
@@ -74,7 +79,7 @@ def trim(tokenizer: Tokenizer, kept: list[int], folder: Mapping[str, bytes] | No
     files = {name: data for name, data in files.items() if name not in _LISTS}
     files = _trimmed_files(files, known, new) if _JSON in files else to_hf_files(made)
     if generated is not None:
-        files[generation.FILE_NAME] = dump(renumbered(_object(generated), new))
+        files[generation.FILE_NAME] = dump(renumbered(generated, new))
     return replace(made, files=files)
 
 

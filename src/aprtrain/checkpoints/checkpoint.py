@@ -55,8 +55,9 @@ from aprfmt.text import first_few
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.checkpoints.state import out_tensor, save_state, tensor_bytes
 from aprtrain.features import current, reason_of
-from aprtrain.network.decoder import Decoder, hf_names, hf_parts
+from aprtrain.network.decoder import Decoder
 from aprtrain.network.lora import merged
+from aprtrain.network.names import hf_names, hf_parts
 from aprtrain.optim.flat import Optimizer, states
 from aprtrain.qat import Quantizer
 

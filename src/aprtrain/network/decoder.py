@@ -13,8 +13,6 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,43 +27,10 @@ from aprtrain.lora_spec import LoraSpec
 from aprtrain.network.attention import LABELS, AttentionPlan, Documents, attend, choose, places
 from aprtrain.network.experts import Experts, choose_experts
 from aprtrain.network.layout import FLOAT32, WEIGHTS, Layout
+from aprtrain.network.names import head_name, hf_parts, parts_of
 from aprtrain.network.recurrence import DeltaNet, causal_conv, delta_rule
 from aprtrain.network.rotation import CosSin, cos_sin_of, inverse_frequencies, rotate
 from aprtrain.network.shape import NO_ATTENTION, Latent, Shape
-
-
-@cache
-def hf_names(shape: Shape) -> Mapping[str, tuple[str, int, tuple[int, ...]]]:
-    """Hugging Face name -> (parameter of Decoder, its first row there, shape), in the order of the network."""
-    found: dict[str, tuple[str, int, tuple[int, ...]]] = {}
-    layers = [(f"blocks.{n}.", n, shape.kinds[kind]) for n, kind in enumerate(shape.layer_kinds)]
-    for prefix, layer, layout in (("", 0, shape.outer[:1]), *layers, ("", 0, shape.outer[1:])):
-        for name, parts in layout:
-            first = 0
-            for part in parts:
-                found[part.name.replace("{n}", str(layer))] = prefix + name, first, part.size
-                first += part.rows
-    return found
-
-
-@cache
-def parts_of(shape: Shape) -> Mapping[str, list[tuple[str, int, tuple[int, ...]]]]:
-    """Parameter of Decoder -> (Hugging Face name, first row, shape) of its parts, in row order."""
-    found: dict[str, list[tuple[str, int, tuple[int, ...]]]] = {}
-    for hf, (parameter, first, size) in hf_names(shape).items():
-        found.setdefault(parameter, []).append((hf, first, size))
-    return found
-
-
-def hf_parts(shape: Shape, parameter: str, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The Hugging Face tensors that make up a parameter of Decoder, as views of its values `whole`."""
-    for hf, first, size in parts_of(shape)[parameter]:
-        yield hf, whole.narrow(0, first, prod(size[:-1]) if len(size) > 1 else size[0]).view(size)
-
-
-def head_name(shape: Shape) -> str:
-    """Name of Decoder's parameter that is the output head."""
-    return "embed" if shape.tied else "head"
 
 
 def _register(owner: nn.Module, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -417,6 +382,11 @@ class Decoder(nn.Module):
         self._embed_scale = float(torch.tensor(shape.embed_scale, dtype=dtype))
 
     @property
+    def layers(self) -> list[Block]:
+        """The blocks, in a list that types them."""
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    @property
     def head_weight(self) -> Tensor:
         """The output head [vocab_rows, D]; the embedding if they are tied."""
         return self.embed if self.shape.tied else self.head
@@ -513,8 +483,8 @@ class Decoder(nn.Module):
     def note_gated(self) -> None:
         """Records what computes its gated feed-forward layers."""
         if self.shape.gated:
-            blocks = [block for block in self.blocks if isinstance(block, Block)]
-            current().use("gated", label_of("quack") if any(b.fuses for b in blocks) else "torch", self.role)
+            fuses = any(block.fuses for block in self.layers)
+            current().use("gated", label_of("quack") if fuses else "torch", self.role)
 
     def look_up(self, tokens_NT: Tensor, name: str = "embed") -> Tensor:
         """Rows of an embedding [N, T, its width]."""
@@ -547,8 +517,7 @@ class Decoder(nn.Module):
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         compiled = _Compiled(torch.compile(Block.compute, fullgraph=True, dynamic=False, backend=backend))
         self.decode_block = _Compiled(torch.compile(Block.compute, fullgraph=True, dynamic=True, backend=backend))
-        for block in self.blocks:
-            assert isinstance(block, Block)
+        for block in self.layers:
             block.fuses = block.can_fuse()
             # A grouped product in another dtype runs, but does not compile.
             if block.router is None or block.router.dtype == torch.bfloat16:
@@ -556,7 +525,7 @@ class Decoder(nn.Module):
 
     def balance_experts(self, weight: float, tokens_per_step: int) -> None:
         """Adds a load-balancing loss to the routers' gradient: `weight` times its mean over layers and tokens."""
-        routed = [block for block in self.blocks if isinstance(block, Block) and block.router is not None]
+        routed = [block for block in self.layers if block.router is not None]
         for block in routed:
             block.balance = weight / (len(routed) * tokens_per_step)
 
@@ -575,7 +544,7 @@ class Decoder(nn.Module):
 
         Yields [2, E] in float64 of each layer, None for one without experts; blocks must be uncompiled.
         """
-        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        blocks = self.layers
         for block in blocks:
             if block.router is not None and self.shape.experts is not None:
                 block.ratings = block.router.new_zeros(2, self.shape.experts.n, dtype=torch.float64)
@@ -591,7 +560,7 @@ class Decoder(nn.Module):
 
         For shapes that training does not have.
         """
-        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        blocks = self.layers
         before = [(block.function, block.fuses) for block in blocks]
         for block in blocks:
             block.function = Block.compute if block.function is Block.compute else function

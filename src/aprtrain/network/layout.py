@@ -27,8 +27,13 @@ class CheckpointRows(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Its number of rows in the parameter: expert matrices are stacked."""
-        return prod(self.size[:-1]) if len(self.size) > 1 else self.size[0]
+        """Its number of rows in the parameter."""
+        return count_rows(self.size)
+
+
+def count_rows(size: tuple[int, ...]) -> int:
+    """Rows of a parameter that a checkpoint tensor of this size takes: expert matrices are stacked."""
+    return prod(size[:-1]) if len(size) > 1 else size[0]
 
 
 Layout = tuple[tuple[str, tuple[CheckpointRows, ...]], ...]

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from aprfmt.errors import UsageError
 from aprtrain.lora_spec import HINT, TARGETS, LoraSpec
-from aprtrain.network.decoder import Block, Decoder, hf_names, hf_parts, parts_of
+from aprtrain.network.decoder import Block, Decoder
+from aprtrain.network.names import hf_names, hf_parts, parts_of
 from aprtrain.network.shape import Shape
 
 

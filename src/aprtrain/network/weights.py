@@ -32,7 +32,8 @@ from aprfmt.io.pipe import run_jobs, source_chunks
 from aprfmt.model import Model
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.kernels.blocks import Blocks, decode, is_kept, upload
-from aprtrain.network.decoder import Decoder, hf_names, parts_of
+from aprtrain.network.decoder import Decoder
+from aprtrain.network.names import hf_names, parts_of
 from aprtrain.network.shape import Shape, shape_of
 
 

@@ -29,8 +29,9 @@ from aprtrain.features import TABLE, current, importable
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
 from aprtrain.kernels.fp8 import Fp8Weight, fits, quantize_weight
 from aprtrain.network.attention import Documents
-from aprtrain.network.decoder import BlockOutput, Decoder, head_name, hf_parts, soft_cap
+from aprtrain.network.decoder import BlockOutput, Decoder, soft_cap
 from aprtrain.network.layout import FLOAT32
+from aprtrain.network.names import head_name, hf_parts
 from aprtrain.network.shape import Shape
 from aprtrain.network.weights import (
     CHECKED,

@@ -25,8 +25,9 @@ from aprfmt.errors import RefusedError, UnsupportedError, UsageError
 from aprtrain.models import initialize_weights
 from aprtrain.network import decoder as decoder_module
 from aprtrain.network.attention import Documents, choose
-from aprtrain.network.decoder import Decoder, hf_names, hf_parts
+from aprtrain.network.decoder import Decoder
 from aprtrain.network.experts import choose_experts
+from aprtrain.network.names import hf_names, hf_parts
 from aprtrain.network.shape import FAMILIES, Shape, shape_of
 
 CASES = [

@@ -26,7 +26,7 @@ from aprfmt.errors import (
     UnmappedError,
     UnsupportedError,
 )
-from aprtrain.network.decoder import hf_names
+from aprtrain.network.names import hf_names
 from aprtrain.network.weights import fingerprint, load_decoder, open_network, values
 
 CASES = ["llama", "llama/llama3", "llama/yarn", "qwen2", "qwen3", "gemma2", "gemma3_text"]

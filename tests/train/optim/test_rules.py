@@ -16,7 +16,7 @@ from aprfmt.errors import UsageError
 from aprtrain import plugins
 from aprtrain.config import resolve
 from aprtrain.models import load_student, open_pair
-from aprtrain.network.decoder import hf_names
+from aprtrain.network.names import hf_names
 from aprtrain.optim import rules
 from aprtrain.optim.flat import FlatOptimizer, load_states, states
 from aprtrain.optim.rules import ADAMW, MUON, Settings, UpdateRule, orthogonalize

@@ -23,7 +23,8 @@ from aprtrain.checkpoints import checkpoint
 from aprtrain.evaluate import evaluate
 from aprtrain.loss.head import distill_head
 from aprtrain.loss.objective import Objective
-from aprtrain.network.decoder import Decoder, hf_parts
+from aprtrain.network.decoder import Decoder
+from aprtrain.network.names import hf_parts
 from aprtrain.network.weights import fill, open_network
 from aprtrain.optim import flat
 from aprtrain.optim.flat import FlatOptimizer, Optimizer, load_states, states

@@ -222,16 +222,12 @@ def _observed(
     for tensor, scheme in planned.quantized:
         name = gguf_name(c.arch, tensor.name.removeprefix(begin), c.hparams) if c.arch is not None else None
         weights = entries.get(name or "") if len(tensor.shape) == 2 else None
-        if weights is not None and weights.size != tensor.shape[-1]:
-            what = (
-                f"the importance matrix belongs to another model: {weights.size} values instead of {tensor.shape[-1]}"
-            )
-            raise RefusedError(what, path=options.imatrix, tensor=name)
+        if imatrix is not None and weights is not None and weights.size != tensor.shape[-1]:
+            raise imatrix.misfit(f"{weights.size} values instead of {tensor.shape[-1]}", c.model.path, name)
         used += weights is not None
         yield QuantizedTensor(tensor, Recoding(scheme.word, weights), plan.given(tensor.name) is not None)
-    if entries and not used:
-        what = f"the importance matrix belongs to another model: it has an entry for {next(iter(entries))}"
-        raise RefusedError(what, path=options.imatrix)
+    if imatrix is not None and entries and not used:
+        raise imatrix.misfit(f"it has an entry for {next(iter(entries))}", c.model.path)
 
 
 def _plan_tensor(
