@@ -28,6 +28,9 @@ _BLOCK = 128
 _EPS = {"BF16": 2.0**-7, "F16": 2.0**-10, "F32": 2.0**-23}
 """The scale of a group of zeros."""
 
+_INFINITE = 0x7F80
+"""The bfloat16 code of infinity; above it are NaNs."""
+
 _SHIFTABLE = range(127 - 103, 127 + 104)
 """Exponents of scales that shift the index into `_float8_quotients` to a place of the same quotient."""
 
@@ -202,10 +205,11 @@ def _encode_bf16_as_float8(values: Array) -> list[Buffer]:
 
     (rows, columns), negative = values.shape, values.max(axis=1)  # the codes of negative numbers are the larger ones
     positive = np.maximum(values.view("<i2").max(axis=1), 0).view("<u2")
-    scale = _scales(plain.decode("BF16", np.maximum(positive, negative & np.uint16(0x7FFF))), 448.0, "BF16")
-    if not np.isfinite(scale).all():
+    largest = np.maximum(positive, negative & np.uint16(0x7FFF))
+    if largest.max() >= _INFINITE:
         raise not_finite()
-    exponents, mantissas = np.divmod((scale.view("<u4") >> np.uint32(16)).astype("i8"), 128)
+    scale = _float8_scales()[largest]
+    exponents, mantissas = np.divmod(scale.astype("i8"), 128)
     if exponents.min() < _SHIFTABLE.start or exponents.max() >= _SHIFTABLE.stop:
         return _float8(plain.decode("BF16", values.reshape(-1)).reshape(values.shape), "BF16")
     start = ((mantissas << 16) - (exponents - 127 << 7))[:, None]
@@ -218,7 +222,15 @@ def _encode_bf16_as_float8(values: Array) -> list[Buffer]:
             np.copyto(index, values[part])
             index += start[part]
             np.take(table, index, out=codes[part], mode="wrap")
-    return [codes.reshape(-1).data, _stored(scale, "BF16")]
+    return [codes.reshape(-1).data, scale.view("u1").data]
+
+
+@cache
+def _float8_scales() -> Array:
+    """The scale of a row, as a bfloat16 code, by the code of its largest value without sign."""
+    import numpy as np
+
+    return plain.encode("BF16", _scales(plain.decode("BF16", np.arange(_INFINITE, dtype="<u2")), 448.0, "BF16"))
 
 
 @cache
