@@ -237,7 +237,7 @@ def _cases(llama: Built, folder: Path) -> Iterator[tuple[str, Any]]:
     extract: Any = aprfmt.extract_adapter
     yield "nothing to extract", lambda out: extract(llama.base, llama.base, out)
     yield "in the fine-tune, ", lambda out: extract(llama.base, folder / "wide", out)
-    yield "rank must be a positive integer", lambda out: extract(llama.base, llama.merged, out, rank=0)
+    yield "--rank must be at least 1, not 0", lambda out: extract(llama.base, llama.merged, out, rank=0)
 
 
 def test_what_cannot_be_merged_is_refused_and_nothing_is_written(llama: Built, tmp_path: Path) -> None:

@@ -46,8 +46,6 @@ def transplant_model(call: TransplantCall) -> Report:
     """
     if call.tokenizer is None and call.donor is None:
         raise UsageError("no tokenizer given", hint="--tokenizer PATH, or --donor MODEL with the new tokenizer")
-    if type(call.k) is not int or call.k < 1:
-        raise UsageError(f"k must be a positive number, not {call.k!r:.40}")
     path = call.donor if call.tokenizer is None else call.tokenizer
     new = read_vocabulary(formats.path_text(path, "tokenizer"))
     sizes: list[int] = []

@@ -91,7 +91,9 @@ def _target(call: QuantizeCall) -> bool:
 
 
 def _check(call: QuantizeCall) -> None:
-    """Raises UsageError for options that exclude or need each other."""
+    """Raises UsageError for options that exclude or need each other, and for a size that is none."""
+    from aprfmt.convert.parsing import parse_size
+
     ways = [f"--{name.replace('_', '-')}" for name in _WAYS if getattr(call, name) is not None]
     if len(ways) > 1:
         raise UsageError(f"{ways[0]} and {ways[1]} are mutually exclusive", hint="use one of them")
@@ -113,10 +115,8 @@ def _check(call: QuantizeCall) -> None:
         raise UsageError("--eval-data requires --measure or --max-kl")
     if call.max_kl is not None and Path(formats.path_text(call.dst, "dst")).suffix.lower() != ".gguf":
         raise UsageError("--max-kl measures the output in llama.cpp: write a .gguf", hint="-o OUT.gguf")
-    for name in ("target_bpw", "max_kl"):
-        value = getattr(call, name)
-        if value is not None and not (isinstance(value, int | float) and value > 0):
-            raise UsageError(f"{name} must be a number above 0, not {value!r:.40}")
+    if call.target_size is not None:
+        parse_size(call.target_size, name="target_size")
 
 
 def _check_mlx(call: QuantizeCall) -> None:
@@ -386,7 +386,7 @@ class _Quantizing:
             if (other := taken.setdefault(os.path.abspath(target), option)) != option:
                 raise UsageError(f"{option} and {other} are the same file", hint="choose another file")
             if option == "--report":
-                check_page(target)
+                check_page(target, option=option)
             check_target(target, inputs, call.force or (call.plan and option == "--recipe-out"))
 
     def _write_recipe(self, recipe: TypeRecipe) -> None:
