@@ -86,7 +86,9 @@ def packed_modules(c: Canonical, options: Options) -> PackedModules:
     layout = (options.format or "hf").lower()
     layout = layout if layout in LAYOUTS else "hf"
     sources = [source for t in c.tensors.values() for source in t.sources]
-    bases = [s.base for s in sources if isinstance(s, MergedTensor) and s.deltas]
+    merged = [s for s in sources if isinstance(s, MergedTensor)]
+    # An adapter of embeddings or the head alone changes no quantized weight.
+    bases = [s.base for s in merged if s.deltas and isinstance(s.base, PackedTensor)] or (sources if merged else [])
     found = {stored_scheme(base.form.settings) for base in bases if isinstance(base, PackedTensor)}
     scheme = found.pop() if len(found) == 1 else None
     if options.dtype != "keep" or (layout != "hf" and scheme is None):

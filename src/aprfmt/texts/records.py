@@ -265,7 +265,10 @@ def document_of(record: object, text_field: str) -> Record:
     if isinstance(value, str) and columns == (text_field,):
         return _without_halves(value)
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise _BadRecordError(f"has a field {text_field!r} that is not a string", f"records without {text_field!r}")
+        raise _BadRecordError(
+            f"has a field {columns[0]!r} that is neither a text nor a list of messages",
+            f"records without {text_field!r}",
+        )
     return _chat(_messages(value, ""), record, 0)
 
 
