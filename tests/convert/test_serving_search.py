@@ -173,8 +173,9 @@ def test_refused_with_what_to_type(case: str, source: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(("names", "columns"), [(["blk.0.other.weight"], 128), (["blk.0.ffn_up.weight"], 64)])
 def test_a_matrix_of_another_model_is_refused(names: list[str], columns: int, source: Path, tmp_path: Path) -> None:
     imatrix = matrix(tmp_path / "m.gguf", names, columns)
-    with pytest.raises(RefusedError, match="belongs to another model"):
+    with pytest.raises(RefusedError, match="belongs to another model") as caught:
         aprfmt.convert_model(source, tmp_path / "out", format="hf", dtype="nvfp4a16", search=True, imatrix=imatrix)
+    assert "apr imatrix MODEL" in str(caught.value.hint)
     assert not (tmp_path / "out").exists()
 
 

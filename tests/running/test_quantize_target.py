@@ -136,8 +136,9 @@ def test_importance_decides(tiny_gguf: Path, tmp_path: Path) -> None:
         report = aprfmt.quantize_model(tiny_gguf, tmp_path / "t.gguf", target_bpw=6.0, imatrix=matrix, plan=True)
         errors[matrix] = sum(row["error"] for row in report.groups if row["layers"])
     assert errors[good] < 0.8 * errors[None]
-    with pytest.raises(RefusedError, match="belongs to another model"):
+    with pytest.raises(RefusedError, match="belongs to another model") as caught:
         aprfmt.quantize_model(tiny_gguf, tmp_path / "t.gguf", target_bpw=6.0, imatrix=bad)
+    assert "apr imatrix MODEL" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -39,7 +39,7 @@ from aprfmt.convert.presets import (
 )
 from aprfmt.convert.serving import FOLDERS, serving_scheme
 from aprfmt.errors import AprError, RefusedError, UsageError
-from aprfmt.formats.imatrix import Imatrix, read_imatrix
+from aprfmt.formats.imatrix import COMPUTE, Imatrix, read_imatrix
 from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.text import first_few, plural
 from aprfmt.types import Array, Shape
@@ -145,6 +145,7 @@ class Quantization:
                     f"the importance matrix belongs to another model: {values.size} values instead of {expected}",
                     path=path,
                     tensor=name,
+                    hint=COMPUTE,
                 )
             elif needs_weights(name, chosen[name], self.preset):
                 message, hint = ("needs an importance matrix", "add one with --imatrix, or choose a larger type")
@@ -160,6 +161,7 @@ class Quantization:
                     f"the importance matrix belongs to another model: it has no entry for {missing[0]}, "
                     f"but one for {next(iter(entries))}",
                     path=path,
+                    hint=COMPUTE,
                 )
             losses.warnings.append(f"the importance matrix has no entry for {first_few(missing)}")
         return found

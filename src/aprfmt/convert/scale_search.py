@@ -14,7 +14,7 @@ from aprfmt.codecs.error_feedback import FeedbackBlock, feedback_blocks
 from aprfmt.codecs.serving import SERVING, Importance, ServingScheme
 from aprfmt.convert.options import Options
 from aprfmt.errors import RefusedError, UsageError
-from aprfmt.formats.imatrix import Imatrix, read_imatrix
+from aprfmt.formats.imatrix import COMPUTE, Imatrix, read_imatrix
 from aprfmt.formats.second_moments import SecondMoments, read_second_moments
 from aprfmt.text import first_few
 from aprfmt.types import Array
@@ -107,6 +107,7 @@ class ScaleSearch:
                 f"the importance matrix belongs to another model: {values.size} values instead of {columns}",
                 path=self.imatrix.path,
                 tensor=tensor.name,
+                hint=COMPUTE,
             )
         return values
 

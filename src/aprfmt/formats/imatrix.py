@@ -92,6 +92,10 @@ class Imatrix:
     counts: Mapping[str, Array] = field(default_factory=dict)
 
 
+COMPUTE = "apr imatrix MODEL --data TEXT -o OUT.gguf computes that of a model"
+"""The hint for a matrix of another model."""
+
+
 def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
     """Reads an importance matrix.
 

@@ -37,7 +37,7 @@ from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats import INDEX_SUFFIXES, safetensors
 from aprfmt.formats.hf_files import parse_config
 from aprfmt.formats.hfdir import INDEX_NAME
-from aprfmt.formats.imatrix import read_imatrix
+from aprfmt.formats.imatrix import COMPUTE, read_imatrix
 from aprfmt.formats.out_tensor import OutTensor, group_by_size
 from aprfmt.io.pipe import FileLayout, Item, Literal
 from aprfmt.text import first_few, plural
@@ -226,12 +226,12 @@ def _observed(
             what = (
                 f"the importance matrix belongs to another model: {weights.size} values instead of {tensor.shape[-1]}"
             )
-            raise RefusedError(what, path=options.imatrix, tensor=name)
+            raise RefusedError(what, path=options.imatrix, tensor=name, hint=COMPUTE)
         used += weights is not None
         yield QuantizedTensor(tensor, Recoding(scheme.word, weights), plan.given(tensor.name) is not None)
     if entries and not used:
         what = f"the importance matrix belongs to another model: it has an entry for {next(iter(entries))}"
-        raise RefusedError(what, path=options.imatrix)
+        raise RefusedError(what, path=options.imatrix, hint=COMPUTE)
 
 
 def _plan_tensor(
