@@ -121,7 +121,8 @@ class ScaleSearch:
             what, verbs, path = "the second moments", ("belong", "they have", "have"), self.feedback.moments.path
         belongs, it_has, has = verbs
         if len(self.missing) == n_weights:
-            raise RefusedError(f"{what} {belongs} to another model: {it_has} no entry for {self.missing[0]}", path=path)
+            reason = f"{what} {belongs} to another model: {it_has} no entry for {self.missing[0]}"
+            raise RefusedError(reason, path=path, hint=COMPUTE)
         losses.warnings.append(f"{what} {has} no entry for {first_few(self.missing)}")
 
 
