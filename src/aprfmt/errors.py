@@ -257,17 +257,26 @@ allocation failed while it raised an exception or called a method of a path.
 """
 
 
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception, its cause, the cause of that, and so on; each once, although `raise e from e` makes a cycle."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     """The error for an exception that is, or was caused by, a lack of memory, unless it is an AprError."""
-    link: BaseException | None = error
-    while link is not None and not isinstance(link, AprError):
+    for link in causes(error):
+        if isinstance(link, AprError):
+            return link if isinstance(link, OutOfMemoryError) else None
         is_lacking = isinstance(link, MemoryError) or (isinstance(link, OSError) and link.errno == errno.ENOMEM)
         if not is_lacking and isinstance(link, ImportError | RuntimeError | SystemError | TypeError):
             is_lacking = any(words in str(link).lower() for words in _NO_MEMORY)
         if is_lacking:
             return _not_enough()
-        link = link.__cause__ or link.__context__
-    return link if isinstance(link, OutOfMemoryError) else None
+    return None
 
 
 def _not_enough() -> OutOfMemoryError:

@@ -114,7 +114,10 @@ def takes(schema: Callable[_P, _S]) -> Callable[[Callable[[_S], _R]], Callable[_
     def decorate(function: Callable[[_S], _R]) -> Callable[_P, _R]:
         @wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            return function(schema(*args, **kwargs))
+            made = schema(*args, **kwargs)
+            for name, row in rows(schema, OptionRow).items() if isinstance(schema, type) else ():
+                _check_range(row, getattr(made, name))
+            return function(made)
 
         parameters = inspect.signature(schema).parameters.values()
         returned = function.__annotations__.get("return", inspect.Signature.empty)
@@ -135,6 +138,16 @@ def _documented(text: str, options: dict[str, OptionRow]) -> str:
         for row in options.values()
     ]
     return "\n".join([head, *lines]) + raises + tail
+
+
+def _check_range(row: OptionRow, value: object) -> None:
+    """Raises UsageError for a value that is no number, or is outside the range of its option, if that has one."""
+    if value is None or (row.low, row.high) == (-math.inf, math.inf):
+        return
+    is_number = type(value) is int or (row.kind is float and isinstance(value, float))
+    if not is_number or not row.low <= value <= row.high:  # type: ignore[operator]
+        wanted = f"at least {row.low:g}" if row.high == math.inf else f"between {row.low:g} and {row.high:g}"
+        raise UsageError(f"{row.flag} must be {wanted}, not {value!r:.40}")
 
 
 def check_numbers(**given: tuple[object, int]) -> None:

@@ -155,7 +155,8 @@ def teacher(
     if not (isinstance(held_out, (int, float)) and 0 < held_out <= 0.9):
         raise UsageError(f"held_out must be above 0 and at most 0.9, not {held_out!r:.40}")
     if not all(isinstance(t, (int, float)) and 0.05 <= t <= 100 for t in temperature):
-        raise UsageError(f"temperature must be numbers from 0.05 to 100, not {[*temperature]!r:.60}")
+        wrong = next(t for t in temperature if not (isinstance(t, (int, float)) and 0.05 <= t <= 100))
+        raise UsageError(f"--temperature must be between 0.05 and 100, not {wrong!r:.40}")
     if from_vllm is not None and (file is not None or set(temperature) - {1}):
         raise UsageError(
             "from_vllm replaces the teacher and only has temperature 1",
@@ -170,7 +171,7 @@ def teacher(
         raise UsageError(
             "a server gives log-probabilities at temperature 1, for the tokenizer of a student"
             if prompts is None else "prompts and a server are mutually exclusive: the server is asked directly",
-            hint="add --student, and leave out --temperature and --prompts",
+            hint="add --student FILE, and leave out --temperature and --prompts",
         )  # fmt: skip
     machine = {"engine": engine, "device": device, "threads": threads, "gpu_layers": gpu_layers}
     others = [name for name, value in machine.items() if value]

@@ -39,6 +39,7 @@ from aprfmt.convert.presets import QuantizationPreset, QuantizeOverrides, choose
 from aprfmt.convert.quantization import Recoding, context_of, targets_in_hf_order
 from aprfmt.errors import RefusedError, UnsupportedError
 from aprfmt.io.system import n_processors
+from aprfmt.text import plural
 from aprfmt.types import Array
 from aprtrain.kernels import encode as kernels
 from aprtrain.network.names import hf_names
@@ -297,7 +298,7 @@ class Quantizer:
     def describe(self) -> str:
         """One line of the log."""
         counts = Counter(self.types.values())
-        return ", ".join(f"{n} tensors as {dtype}" for dtype, n in counts.items())
+        return ", ".join(f"{plural(n, 'tensor')} as {dtype}" for dtype, n in counts.items())
 
 
 def encode_on_host(dtype: str, values_P: Tensor) -> Array:

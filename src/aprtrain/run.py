@@ -13,7 +13,7 @@ from typing import TextIO
 
 import torch
 
-from aprfmt.errors import RefusedError, RunError, UsageError
+from aprfmt.errors import RefusedError, RunError, UsageError, causes
 from aprfmt.formats.hub_datasets import split_sources
 from aprfmt.io.server_url import is_server
 from aprfmt.io.sink import check_no_inputs_inside
@@ -136,9 +136,8 @@ def _with_answers(config: Config, world: World, folder: Path, recorder: Recorder
 
 def _clear_frames(error: BaseException | None) -> None:
     """Clears the frames of a failed run: a notebook keeps the last error, and its frames would keep the models."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    for each in causes(error):
+        traceback.clear_frames(each.__traceback__)
 
 
 # --- before the first step ---

@@ -42,13 +42,13 @@ from aprfmt.running.evaluation import sequence_length
 from aprfmt.running.evaluation_llama import architecture_of, parameters_of, positions_of
 from aprfmt.running.scoring import LogitsReader
 from aprfmt.running.teacher import TeacherReport
-from aprfmt.texts.corpus import prepare
+from aprfmt.texts.corpus import OtherDataError, prepare
 from aprfmt.texts.encoding import Encoder, Int64
 from aprfmt.texts.records import Log
 from aprfmt.texts.sequences import WindowRows, Windows, pieces_of
 from aprfmt.texts.shards import PARTS, read_header
 from aprfmt.texts.sources import HEADER, list_files
-from aprfmt.tokenizer.alignment import SharedVocabulary, align
+from aprfmt.tokenizer.alignment import OTHERWISE, SharedVocabulary, align
 from aprtrain.config import Config
 from aprtrain.data.batches import batch_of
 from aprtrain.loss.topk import top_k_of
@@ -128,11 +128,17 @@ def write(wanted: TeacherRequest, *, plan: bool, progress: StartProgress | None,
             check_no_inputs_inside(wanted.output, inputs)
         old = _check_output(wanted.output)
         header = read_header(wanted.output / _TOKENS) if old else None
-        corpus = prepare(
-            wanted.data, reader.tokenizer, wanted.output / _TOKENS, held_out=wanted.held_out, log=log,
-            wanted=header["key"] if header is not None else None, own=wanted.output, weights=wanted.weights,
-            text_field=wanted.text_field, strict=wanted.strict,
-        )  # fmt: skip
+        try:
+            corpus = prepare(
+                wanted.data, reader.tokenizer, wanted.output / _TOKENS, held_out=wanted.held_out, log=log,
+                wanted=header["key"] if header is not None else None, own=wanted.output, weights=wanted.weights,
+                text_field=wanted.text_field, strict=wanted.strict,
+            )  # fmt: skip
+        except OtherDataError as error:
+            raise RefusedError(
+                "the folder contains teacher files of other data", path=wanted.output,
+                hint="resume with their --data, or choose another -o",
+            ) from error  # fmt: skip
         held = zip(PARTS, (corpus.train, corpus.held_out), strict=True)
         parts = {part: Windows(tokens, length, corpus.separator) for part, tokens in held}
         report.windows = {part: len(windows) for part, windows in parts.items()}
@@ -142,11 +148,11 @@ def write(wanted: TeacherRequest, *, plan: bool, progress: StartProgress | None,
             facts, answer = _engine(wanted, server or model, reader, encoder, length, stack, log)
             report.engine = facts.engine
             todo = _todo(wanted.output, old, parts, facts, report)
-            _compute(todo, facts, answer, report, progress)
-            if far := [f"{mass:.0%} at {t}" for t, mass in report.rest.items() if mass > _MAX_REST]:
+            _compute(todo, facts, answer, report, progress, served=server is not None)
+            if far := [f"{mass:.0%} at temperature {t}" for t, mass in report.rest.items() if mass > _MAX_REST]:
                 log(
-                    f"the {wanted.top_k} most likely tokens leave {', '.join(far)} of the probability to the others, "
-                    "whose probabilities are not saved; raise --top-k, or lower --temperature"
+                    f"residual mass outside the top {wanted.top_k} tokens: {', '.join(far)}; raise "
+                    "--top-k, or lower --temperature"
                 )
     report.seconds = time.perf_counter() - begin
     return report
@@ -234,17 +240,28 @@ def _todo(
 
 
 def _compute(
-    todo: list[_File], facts: TeacherHeader, answer: _Answers, report: TeacherReport, progress: StartProgress | None
+    todo: list[_File],
+    facts: TeacherHeader,
+    answer: _Answers,
+    report: TeacherReport,
+    progress: StartProgress | None,
+    *,
+    served: bool,
 ) -> None:
     """Computes and writes each file; adds the totals to `report`."""
     advance = progress(sum(facts.seq_len * len(some) for _, _, some in todo)) if progress is not None else None
     loss, rest = 0.0, np.zeros(len(facts.temperatures))
+    broken = (
+        "check the server, and that --student has its model's tokenizer"
+        if served
+        else "the teacher's weights may be damaged"
+    )
     for path, windows, some in todo:
         answers = []
         for i, found in zip(some, answer(windows, some), strict=True):
             answers.append(found)
             if fault := fault_of(found, facts):
-                raise RunError(f"sequence {i}: {fault}", path=path, hint="the teacher's weights may be damaged")
+                raise RunError(f"sequence {i}: {fault}", path=path, hint=broken)
             report.tokens += len(found.label_P)
             loss -= float(found.label_P.sum(dtype=np.float64))
             rest += found.residual_PR.sum(0, dtype=np.float64)
@@ -326,12 +343,15 @@ def _engine(
 
 def _check_k(k: int, n_tokens: int) -> None:
     if k > n_tokens:
-        raise UsageError(f"--top-k {k} is more than the {n_tokens} tokens of the vocabulary")
+        raise UsageError(
+            f"--top-k {k} is more than the {n_tokens} tokens of the vocabulary", hint=f"--top-k {n_tokens} or less"
+        )
 
 
 def _shared(model: Model, reader: Model, rows: int) -> SharedVocabulary:
     own = len(reader.tokenizer.tokens) if reader.tokenizer is not None else 0
-    return align(model.tokenizer, reader.tokenizer, rows, max(own, rows) if reader is model else own)
+    n_own = max(own, rows) if reader is model else own
+    return align(model.tokenizer, reader.tokenizer, rows, n_own, surplus_hint=OTHERWISE)
 
 
 _Chunks = Iterator[tuple[Int64, Int64, Tensor]]

@@ -142,6 +142,17 @@ def test_names_of_other_programs_come_nearest_to_a_mix(
     assert apr("quantize", tiny_gguf, name, "-o", tmp_path / "x.gguf").code == 2
 
 
+def test_a_scheme_of_folders_comes_with_the_line_that_writes_one(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    for name, lines in {
+        "w4a16": ["--format hf --quantize w4a16", f"or, for a GGUF: apr quantize {tiny_gguf} q4_k_m"],
+        "FP8_DYNAMIC": ["--format hf --quantize FP8_DYNAMIC"],
+    }.items():
+        for output in ([], ["-o", tmp_path / "x.gguf"]):
+            error = apr("quantize", tiny_gguf, name, *output, "--json").json["error"]
+            assert error["code"] == "usage"
+            assert error["hint"].splitlines() == [f"apr convert {tiny_gguf} -o FOLDER {lines[0]}", *lines[1:]]
+
+
 def test_options_of_a_mix_need_one(apr: Apr, tiny_gguf: Path, weights: Path, tmp_path: Path) -> None:
     for words in (("--imatrix", weights), ("--pure",), ("--dtype", "f16", "--tensor-type", "attn=q8_0")):
         done = apr("convert", tiny_gguf, "-o", tmp_path / "x.gguf", *words, "--json")

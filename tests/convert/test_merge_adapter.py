@@ -237,15 +237,16 @@ def _cases(llama: Built, folder: Path) -> Iterator[tuple[str, Any]]:
     extract: Any = aprfmt.extract_adapter
     yield "nothing to extract", lambda out: extract(llama.base, llama.base, out)
     yield "in the fine-tune, ", lambda out: extract(llama.base, folder / "wide", out)
-    yield "rank must be a positive integer", lambda out: extract(llama.base, llama.merged, out, rank=0)
+    yield "--rank must be at least 1, not 0", lambda out: extract(llama.base, llama.merged, out, rank=0)
 
 
 def test_what_cannot_be_merged_is_refused_and_nothing_is_written(llama: Built, tmp_path: Path) -> None:
     write_base("llama/head_dim", tmp_path / "wide")
     for what, run in _cases(llama, tmp_path):
         for output in (tmp_path / "out.apr", tmp_path / "out"):
-            with pytest.raises(AprError, match=what):
+            with pytest.raises(AprError, match=what) as caught:
                 run(output)
+            assert "different base" not in what or "apr inspect" in str(caught.value.hint)
             assert not output.exists(), what
 
 

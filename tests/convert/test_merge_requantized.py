@@ -161,3 +161,25 @@ def test_an_awq_base_gets_the_same_groups_and_zero_points(source: Path, tmp_path
     before, after = stored(tmp_path / "base"), stored(tmp_path / "out")
     changed = {f"{part.rpartition('.')[0]}.weight" for part in before if before[part] != after[part]}
     assert sorted(changed) == CHANGED
+
+
+@pytest.mark.parametrize(("format", "name"), [("hf", "w4a16-g32"), ("hf", "fp8-dynamic"), ("gptq", "w4a16-g32")])
+def test_an_adapter_of_the_head_alone_leaves_all_codes(format: str, name: str, source: Path, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    aprfmt.convert_model(source, tmp_path / "base", format=format, dtype=name)
+    lora = write_adapter(tmp_path / "lora", 0.05)
+    rows = len(aprfmt.load_file(source / "model.safetensors")["model.embed_tokens.weight"])
+    parts = {"lora_A": torch.randn(RANK, 128), "lora_B": torch.randn(rows, RANK)}
+    save_file(
+        {f"base_model.model.lm_head.{part}.weight": value for part, value in parts.items()},
+        lora / "adapter_model.safetensors",
+    )
+    (lora / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": ["lm_head"]})
+    )
+    aprfmt.merge_adapter(tmp_path / "base", lora, tmp_path / "out", format="hf")
+    before, after = stored(tmp_path / "base"), stored(tmp_path / "out")
+    assert {part for part in before if before[part] != after.get(part)} <= {"lm_head.weight"}
+    configs = [json.loads((tmp_path / x / "config.json").read_text())["quantization_config"] for x in ("base", "out")]
+    assert configs[0] == configs[1]

@@ -17,8 +17,9 @@ from tiny_models import BYTES, build
 import aprfmt
 from aprfmt.codecs import affine, plain
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.serving import SERVING
+from aprfmt.codecs.serving import SERVING, find_scheme
 from aprfmt.convert import serving
+from aprfmt.errors import RefusedError
 from aprfmt.inspection.diff import diff
 from aprfmt.inspection.distance import Distance
 from aprfmt.inspection.validate import validate
@@ -240,6 +241,13 @@ REFUSED = {
     "activations without calibration": ("nvfp4", {}, "scales of activations", "nvfp4a16"),
     "a typo": ("w4a61", {}, "unknown dtype or quantization scheme", "did you mean w4a16?"),
     "another word": ("int-quantized", {}, "unknown dtype or quantization scheme", "mxfp8"),
+    "a group that no scheme has": ("w4a16-g48", {}, "unknown dtype or quantization scheme", "w4a16-g64"),
+    "a file in llm-compressor's spelling": (
+        "W4A16_ASYM",
+        {"format": "gguf"},
+        "a quantization scheme of Hugging Face folders",
+        "--format hf",
+    ),
     "a file": ("fp8-dynamic", {"format": "gguf"}, "a quantization scheme of Hugging Face folders", "--format hf"),
 }
 
@@ -252,6 +260,21 @@ def test_refused_with_the_line_to_type(case: str, source: Path, tmp_path: Path) 
     assert hint in str(info.value.hint)
     assert info.value.exit_code == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_other_names_of_a_scheme() -> None:
+    names = {"W4A16_ASYM": "w4a16-asym", "w4a16-g128": "w4a16", "int8": "w8a8", "FP8": "fp8-dynamic"}
+    assert {name: getattr(find_scheme(name), "id", None) for name in names} == names
+
+
+def test_only_schemes_that_divide_the_rows_are_proposed(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    build(replace(find_case("llama"), tokenizer=BYTES), folder, None)
+    with pytest.raises(RefusedError, match="no weight can be quantized, as groups of 128") as info:
+        aprfmt.convert_model(folder, tmp_path / "out", format="hf", dtype="w4a16")
+    named = str(info.value.hint).removeprefix("choose another scheme: ").split(", ")
+    assert {"w8a8", "w4a16-g32"} <= {*named}
+    assert not {"w4a16", "w4a16-asym"} & {*named}
 
 
 def test_quantized_weights_are_not_quantized_again(source: Path, tmp_path: Path) -> None:

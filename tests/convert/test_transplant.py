@@ -252,8 +252,10 @@ def test_what_cannot_be_transplanted_is_refused(place: Path, tmp_path: Path) -> 
 
     with pytest.raises(UsageError, match="no tokenizer given"):
         call()
-    with pytest.raises(UsageError, match="k must be a positive number"):
-        call(tokenizer=new, k=0)
+    with pytest.raises(UsageError, match="--k must be at least 1, not 0"):
+        call(donor=place / "m.gguf", k=0)
+    with pytest.raises(UsageError, match="--k requires --donor"):
+        call(tokenizer=new, k=8)
     with pytest.raises(RefusedError, match="extra tensors"):
         call(write_seeing_folder(tmp_path / "seeing"), tokenizer=new)
     with pytest.raises(RefusedError, match=r"the donor has another tokenizer: id 0 is '<\|endoftext\|>', not"):

@@ -183,6 +183,9 @@ def test_what_cannot_be_trimmed_is_refused(model: Path, tmp_path: Path, monkeypa
     texts = model.parent / "t.txt"
     with pytest.raises(UsageError, match="--vocab-from"):
         aprfmt.prune_model(model, tmp_path / "x.gguf")
+    (tmp_path / "none.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(RefusedError, match="have no tokens"):
+        aprfmt.prune_model(model, tmp_path / "x.gguf", vocab_from=tmp_path / "none.jsonl")
     with pytest.raises(RefusedError, match="extra tensors"):
         aprfmt.prune_model(write_seeing_folder(tmp_path / "seeing"), tmp_path / "x", format="hf", vocab_from=texts)
     with pytest.raises(RefusedError, match="only a BPE vocabulary can be trimmed"):

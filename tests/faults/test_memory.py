@@ -102,6 +102,9 @@ def test_other_errors_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert out_of_memory(RuntimeError("x")) is None
     assert out_of_memory(TypeError("stat: path should be string, bytes, os.PathLike or integer, not list")) is None
     assert out_of_memory(SystemError("bad argument to internal function")) is None
+    looped = KeyboardInterrupt()
+    looped.__cause__ = looped
+    assert out_of_memory(looped) is None
 
 
 def test_memory_that_runs_out_at_the_end_is_told() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import struct
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -190,6 +191,18 @@ def test_damaged_logits_files(small: Path, text: Path, tiny_gguf: Path, tmp_path
         aprfmt.kl_divergence(small, saved)
 
 
+def test_chunks_are_not_longer_than_the_context(tiny_model: Callable[[str], Any], text: Path, tmp_path: Path) -> None:
+    folder, long = tmp_path / "m", tmp_path / "long.txt"
+    shutil.copytree(tiny_model("mistral")[0], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    long.write_text(TEXT * 9)
+    found = aprfmt.kl_divergence(folder, folder, long, limit=200)
+    assert (found.n_ctx, found.chunks) == (64, 3)
+    with pytest.raises(RefusedError, match="exceeds the context length 64 of the reference"):
+        aprfmt.kl_divergence(folder, folder, long, n_ctx=65)
+
+
 def test_options_that_do_not_apply(apr: Apr, small: Path, tiny_gguf: Path, text: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--data is missing"):
         aprfmt.kl_divergence(small, tiny_gguf)
@@ -197,8 +210,13 @@ def test_options_that_do_not_apply(apr: Apr, small: Path, tiny_gguf: Path, text:
     with pytest.raises(RefusedError, match="shorter than one chunk"):
         aprfmt.kl_divergence(small, tiny_gguf, tmp_path / "short.txt")
     (tmp_path / "base.kld").write_bytes(b"_logits_")
-    with pytest.raises(UsageError, match="contains its text"):
-        aprfmt.kl_divergence(small, tmp_path / "base.kld", text)
+    for given in ({"data": text}, {"n_ctx": N_CTX}, {"chunks": 1}, {"limit": 99}, {"save_logits": tmp_path / "x.kld"}):
+        with pytest.raises(UsageError, match="contains its text"):
+            aprfmt.kl_divergence(small, tmp_path / "base.kld", **given)
+    with pytest.raises(RefusedError, match="exceeds the context length") as info:
+        aprfmt.kl_divergence(small, tiny_gguf, text, n_ctx=513)
+    assert "--seq-len" in str(info.value.hint)
+    assert apr("eval", small, "--against", tiny_gguf, "--data", text, "--seq-len", 2)[0] == 2
     for words in (
         ("--against", tiny_gguf, "--data", text, "--teacher", tiny_gguf),
         ("--against", tiny_gguf, "--data", text, "--engine", "llama"),

@@ -434,6 +434,8 @@ def test_merging_heeds_no_options_of_computing(tmp_path: Path, capsys: pytest.Ca
     for words in (["--chunks", "3"], ["--process-output"], ["--threads", "2"], ["--data", "x"]):
         assert run(["imatrix", "a.gguf", "b.gguf", "--merge", "-o", str(tmp_path / "c.gguf"), *words]) == 2
         assert f"{words[0]} does not apply to --merge" in capsys.readouterr().err
+    assert run(["imatrix", "a.gguf", str(tmp_path), "--merge", "-o", str(tmp_path / "c.gguf")]) == 2
+    assert f"hint: apr imatrix {tmp_path} --data" in capsys.readouterr().err
 
 
 def test_an_output_that_exists(gguf: Path, text: Path, tmp_path: Path) -> None:

@@ -91,8 +91,9 @@ def test_importance_decides_and_one_of_another_model_is_refused(tiny_gguf: Path,
     ]
     assert shares[0] != shares[1]
     for matrix in (bad, other):
-        with pytest.raises(RefusedError, match="belongs to another model"):
+        with pytest.raises(RefusedError, match="belongs to another model") as caught:
             aprfmt.quantize_model(tiny_gguf, tmp_path / "t", imatrix=matrix, **given)  # type: ignore[arg-type]
+        assert f"apr imatrix {tiny_gguf} --data" in str(caught.value.hint)
     with pytest.raises(UsageError, match="does not change the codes"):
         aprfmt.convert_model(tiny_gguf, tmp_path / "t", format="mlx", bits=4, imatrix=good)
 

@@ -136,8 +136,9 @@ def test_importance_decides(tiny_gguf: Path, tmp_path: Path) -> None:
         report = aprfmt.quantize_model(tiny_gguf, tmp_path / "t.gguf", target_bpw=6.0, imatrix=matrix, plan=True)
         errors[matrix] = sum(row["error"] for row in report.groups if row["layers"])
     assert errors[good] < 0.8 * errors[None]
-    with pytest.raises(RefusedError, match="belongs to another model"):
+    with pytest.raises(RefusedError, match="belongs to another model") as caught:
         aprfmt.quantize_model(tiny_gguf, tmp_path / "t.gguf", target_bpw=6.0, imatrix=bad)
+    assert f"apr imatrix {tiny_gguf} --data" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -359,7 +360,10 @@ def test_options_that_exclude_or_need_each_other(tiny_gguf: Path, text: Path, tm
         {"target_bpw": 5.0, "mix": "q4_k_m"},
         {"target_bpw": 5.0, "pure": True},
         {"target_bpw": "five"},
+        {"target_bpw": float("nan")},
+        {"target_bpw": 0.4},
         {"target_size": "five"},
+        {"target_bpw": 5.0, "measure": True, "eval_data": text, "eval_tokens": 511},
         {"max_kl": 0.1},
         {"max_kl": -1.0, "eval_data": text},
         {"measure": True, "mix": "q8_0"},
@@ -370,6 +374,13 @@ def test_options_that_exclude_or_need_each_other(tiny_gguf: Path, text: Path, tm
     for given in wrong:
         with pytest.raises(UsageError):
             aprfmt.quantize_model(tiny_gguf, out, **given)  # type: ignore[arg-type]
+    said: list[str] = []
+    for name, value in {"target_size": "five", "target_bpw": 40.0}.items():
+        with pytest.raises(UsageError, match=f"--{name.replace('_', '-')}"):
+            aprfmt.quantize_model(tiny_gguf, out, log=said.append, **{name: value})  # type: ignore[arg-type]
+    assert said == []  # before anything is measured
+    with pytest.raises(UsageError, match=r"--report page\.html"):
+        aprfmt.quantize_model(tiny_gguf, out, target_bpw=5.0, report=tmp_path / "page.pdf")
     with pytest.raises(UsageError, match=r"write a \.gguf"):
         aprfmt.quantize_model(tiny_gguf, tmp_path / "t.apr", max_kl=0.1, eval_data=text)
     with pytest.raises(AprError):

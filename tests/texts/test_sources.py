@@ -165,7 +165,8 @@ def test_a_data_folder_is_read_file_by_file(tmp_path: Path) -> None:
     [
         ("{", "line 3 is not JSON"),
         ('{"body": "x"}', "line 3 lacks the field 'text'"),
-        ('{"text": 5}', "line 3 has a field 'text' that is not a string"),
+        ('{"text": 5}', "line 3 has a field 'text' that is neither a text nor a list of messages"),
+        ('{"messages": "x"}', "line 3 has a field 'messages' that is neither"),
         ('["text"]', "line 3 lacks the field 'text'"),
         ("[" * 100_000, "line 3 is not JSON"),
     ],

@@ -106,6 +106,7 @@ def test_a_teacher_may_have_more_words_where_that_is_asked_for() -> None:
     with pytest.raises(RefusedError, match="the teacher's tokenizer has 2 tokens") as caught:
         align(teacher, student, 8, 4)
     assert "--vocab-policy renormalise" in str(caught.value.hint)
+    assert "--vocab-policy aligned" in str(caught.value.hint)
     found = align(teacher, student, 8, 4, "renormalise")
     assert found == SharedVocabulary(2, 8, 4, ("c", "d"))
     assert found.dropped_rows == slice(2, 4)

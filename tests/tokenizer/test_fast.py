@@ -57,6 +57,24 @@ def test_a_regex_ends_its_process_once(capfd: pytest.CaptureFixture[str]) -> Non
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
+def test_an_interrupt_passes_through_the_library_unchanged(kind: type[BaseException]) -> None:
+    class Library:
+        def encode_batch_fast(self, *_: object, **__: object) -> None:
+            raise kind
+
+        def decode(self, *_: object, **__: object) -> None:
+            raise kind
+
+    running = fast.load(tokenizer())
+    assert isinstance(running, fast._Local)
+    running._library = Library()  # type: ignore[assignment]
+    for call in (lambda: running.encode(["a"]), lambda: running.decode([1])):
+        with pytest.raises(kind) as caught:
+            call()
+        assert caught.value.__cause__ is None
+
+
 PANICS = {
     "a regex without end": ({"pre_tokenizer": split("(a+)+$")}, "retry-limit"),
     "a charsmap of nothing": ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "charsmap"),

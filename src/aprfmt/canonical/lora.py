@@ -146,7 +146,7 @@ def _other_base(reason: str, weight: str, path: PathLike) -> RefusedError:
         f"the adapter is for a different base model: {reason}",
         path=path,
         tensor=weight,
-        hint="set the model that it was trained on with --base",
+        hint="use the model that it was trained on, which apr inspect ADAPTER names (to convert an adapter: --base)",
     )
 
 

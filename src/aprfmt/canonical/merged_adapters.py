@@ -285,7 +285,7 @@ def _add_rest(
             "the adapter changes a weight that the base model does not have",
             path=path,
             tensor=missing,
-            hint="the adapter is for a different base model",
+            hint=_OTHER_BASE,
         )
     return found
 
@@ -295,6 +295,9 @@ def _is_of_gguf(tensor: CanonicalTensor) -> bool:
     return tensor.link is not None and tensor.sources[0].name in tensor.link.gguf
 
 
+_OTHER_BASE = "merge it into the model that it was trained on; apr inspect ADAPTER names it"
+
+
 def _put(plan: dict[str, list[Delta]], name: str, delta: Delta, source: TensorSource, path: PathLike) -> None:
     if delta.shape != source.shape:
         raise RefusedError(
@@ -302,6 +305,7 @@ def _put(plan: dict[str, list[Delta]], name: str, delta: Delta, source: TensorSo
             f"{list(source.shape)}",
             path=path,
             tensor=name,
+            hint=_OTHER_BASE,
         )
     plan.setdefault(name, []).append(delta)
 
@@ -332,6 +336,7 @@ def _replace(
             f"the adapter is for a different base model: it replaces a weight of {list(own)} by {list(tensor.shape)}",
             path=c.model.path,
             tensor=name,
+            hint=_OTHER_BASE,
         )
     stored = c.tensors[known].sources[0].name if not _is_of_gguf(c.tensors[known]) else known
     plan.whole[known] = CanonicalTensor(known, (MergedTensor(stored, tensor.as_source(), tensor.dtype),))

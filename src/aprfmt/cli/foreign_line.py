@@ -228,7 +228,7 @@ class OtherLine:
         return f"{match[1]}-{dtype}{match[2] or ''}" if match is not None and dtype else output
 
 
-_FILES = (".gguf", ".apr", ".safetensors", ".html", ".png", ".jsonl", ".yaml")
+_FILES = (".gguf", ".apr", ".safetensors", ".html", ".png", ".jsonl", ".yaml", ".toml", ".txt", ".kld")
 _STEM = re.compile(r"<([A-Z]+)>")
 
 

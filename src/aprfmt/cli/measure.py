@@ -62,9 +62,7 @@ def evaluate(
     seq_len: Annotated[
         int | None,
         typer.Option(
-            metavar="N",
-            min=2,
-            help="Sequence length. [default: 2048 or the model's context if shorter; with --against 512]",
+            metavar="N", min=2, help="Sequence length. [default: 2048, with --against 512; or the context if shorter]"
         ),
     ] = None,
     limit: Annotated[
@@ -143,13 +141,14 @@ def _diverge(
     output: Path | None,
     force: bool,
 ) -> None:
-    from aprfmt.running.divergence import DEFAULT_CTX
+    from aprfmt.running.divergence import LEAST_CTX
 
-    n_ctx = seq_len or DEFAULT_CTX
+    if seq_len is not None and seq_len < LEAST_CTX:
+        raise UsageError(f"--seq-len must be at least {LEAST_CTX} with --against, not {seq_len}")
     with progress_bar("comparing", tokens) as progress:
         found = aprfmt.kl_divergence(
-            file, against, () if data is None else data, n_ctx=n_ctx,
-            chunks=None if limit is None else max(1, limit // n_ctx), save_logits=save_logits, text_field=text_field,
+            file, against, () if data is None else data, n_ctx=seq_len,
+            limit=limit, save_logits=save_logits, text_field=text_field,
             threads=threads, output=output, force=force, progress=progress, log=out.progress_line,
         )  # fmt: skip
     out.result(*with_page(found.to_json(), _divergence(found), output))

@@ -73,6 +73,8 @@ class Quantize(Conversion):
 
         if self.mix and find_preset(self.file) and not find_preset(self.mix) and not Path(self.file).exists():
             raise UsageError("FILE must come before TYPE", hint=f"apr quantize {self.mix} {self.file}")
+        if self.mix and given.get("format") is None:
+            _refuse_scheme(self.file, self.mix, self.output)
         if self.output is None and self.mix is None:
             raise UsageError("--output is missing: without TYPE the output has no default name", hint="-o OUT.gguf")
         output = self.output or Path(
@@ -102,6 +104,20 @@ def _is_type(name: str) -> bool:
     from aprfmt.convert.presets import find_preset
 
     return find_preset(name) is not None
+
+
+def _refuse_scheme(file: str, name: str, output: Path | None) -> None:
+    """Raises UsageError for a quantization scheme of folders, with the line that writes one."""
+    from aprfmt.codecs.dtypes import DTYPES
+    from aprfmt.codecs.serving import find_scheme
+    from aprfmt.convert.presets import counterpart, find_preset
+
+    if find_preset(name) is None and name.upper() not in DTYPES and find_scheme(name) is not None:
+        folder = output if output is not None and not output.suffix else "FOLDER"
+        line = f"apr convert {file} -o {folder} --format hf --quantize {name}"
+        preset = find_preset(counterpart(name) or "")
+        line += f"\nor, for a GGUF: apr quantize {file} {preset.name}" if preset is not None else ""
+        raise UsageError(f"{name} is a quantization scheme of Hugging Face folders", hint=line)
 
 
 _INSTEAD = ("target_size", "target_bpw", "max_kl", "recipe")

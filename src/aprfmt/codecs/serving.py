@@ -500,6 +500,18 @@ _SCHEMES = (
 SERVING = {scheme.id: scheme for scheme in _SCHEMES}
 """Every scheme by its id."""
 
+_ALIASES = {
+    "fp8": "fp8-dynamic", "int8": "w8a8", "mxfp4a16": "mxfp4", "mxfp8a16": "mxfp8",
+    "w4a16-g128": "w4a16", "w4a16-g128-asym": "w4a16-asym",
+}  # fmt: skip
+
+
+def find_scheme(name: str) -> ServingScheme | None:
+    """The scheme `name`, also as llm-compressor spells it (`W4A16_ASYM`); None if unknown."""
+    word = name.lower().replace("_", "-")
+    return SERVING.get(_ALIASES.get(word, word))
+
+
 LAYOUTS = ("gptq", "awq", "modelopt")
 """Layouts of other tools than compressed-tensors that engines load."""
 

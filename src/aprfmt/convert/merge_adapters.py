@@ -83,8 +83,6 @@ def extract_adapter(call: ExtractAdapterCall) -> Report:
         AprError: for models of different architectures, and if no weight changed.
     """
     rank = call.rank
-    if type(rank) is not int or rank < 1:
-        raise UsageError(f"rank must be a positive integer, not {rank!r:.40}")
     found: list[Extraction] = []
     reported: list[str] = []
     with ExitStack() as stack:

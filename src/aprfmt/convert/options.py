@@ -460,7 +460,7 @@ class TransplantCall(Derived, WithoutDrafts):
         metavar="MODEL",
         kind=str,
     )
-    k: int = option(64, "With --donor: shared tokens that express a new one, at most.", low=1)
+    k: int | None = option(None, "With --donor: shared tokens that express a new one, at most. [default: 64]", low=1)
 
 
 def options_of(call: Running, **changes: object) -> dict[str, object]:

@@ -195,11 +195,17 @@ def unknown_scheme(name: str, schemes: Collection[str]) -> UsageError:
     return UsageError(f"unknown dtype or quantization scheme {name!r}", hint=hint)
 
 
+def counterpart(name: str) -> str | None:
+    """The preset or dtype that is closest to another program's name; None if it is no such name."""
+    return next((preset for words, preset in _ELSEWHERE.items() if _key(name) in words.split()), None)
+
+
 def unknown(name: str, *others: str) -> UsageError:
     """The error for a name that is neither a preset nor one of `others`, with the closest match."""
     known = [*others, *PRESETS, *ALIASES]
-    means = [preset for words, preset in _ELSEWHERE.items() if _key(name) in words.split()]
-    near = [preset for preset in means if preset in known] or get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    near = [preset for preset in [counterpart(name)] if preset in known] or get_close_matches(
+        name.lower(), known, n=1, cutoff=0.5
+    )
     if name.isdecimal():
         hint = f"for MLX: --format mlx --bits {name}; else a preset such as q4_k_m (apr quantize --list)"
     elif near:

@@ -20,7 +20,7 @@ from aprfmt.convert.options import PruneCall, options_of
 from aprfmt.convert.report import Report
 from aprfmt.convert.source_manifest_writer import restorable
 from aprfmt.convert.targets.hf import source_texts
-from aprfmt.errors import RunError, UsageError
+from aprfmt.errors import RefusedError, RunError, UsageError
 from aprfmt.formats import path_text
 from aprfmt.formats.hf_files import generation_config
 from aprfmt.schema import check_numbers, takes
@@ -132,6 +132,8 @@ def _trimmed(c: Canonical, folder: Mapping[str, bytes], paths: Sequence[Path]) -
     encoder, used = Encoder(c.tokenizer), np.zeros(0, np.uint32)
     for ids in _encoded(paths, encoder):
         used = np.union1d(used, ids)
+    if not len(used):
+        raise RefusedError("the texts of --vocab-from have no tokens", path=paths[0], hint="add text")
     made, kept, said = trimmed_vocabulary(c, {*used.tolist()}, folder, generated)
     new = np.zeros(encoder.n_ids, np.uint32)
     new[kept] = np.arange(len(kept), dtype=np.uint32)

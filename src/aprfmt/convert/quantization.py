@@ -20,7 +20,7 @@ from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float
 from aprfmt.codecs import ggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.codecs.plain import EIGHT_BITS
-from aprfmt.codecs.serving import SERVING
+from aprfmt.codecs.serving import SERVING, find_scheme
 from aprfmt.convert.options import PRESET_OPTIONS, Options
 from aprfmt.convert.presets import (
     EMBEDDINGS,
@@ -30,6 +30,7 @@ from aprfmt.convert.presets import (
     QuantizationPreset,
     QuantizeOverrides,
     choose,
+    counterpart,
     find_preset,
     needs_weights,
     uniform_preset,
@@ -248,7 +249,8 @@ def quantization_of(options: Options, target: str, takes: Collection[str]) -> Qu
     Raises UsageError (unknown names, a broken pattern, options that only go with a preset) and what read_imatrix does.
     """
     scheme = serving_scheme(options.dtype, target) if target in FOLDERS else None
-    if target not in FOLDERS and options.dtype.lower() in SERVING and options.dtype.upper() not in DTYPES:
+    is_scheme = options.dtype.lower() in SERVING or (find_scheme(options.dtype) and not counterpart(options.dtype))
+    if target not in FOLDERS and is_scheme and options.dtype.upper() not in DTYPES:
         raise UsageError(
             f"{options.dtype} is a quantization scheme of Hugging Face folders", hint="write one with --format hf"
         )

@@ -17,7 +17,16 @@ from aprfmt.codecs import affine, mxfp4, nvfp4, plain
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.packed import INPUT_SCALE, SCALE, PackedBlocks, flat
 from aprfmt.codecs.plain import EIGHT_BITS
-from aprfmt.codecs.serving import LAYOUTS, NVFP4_MOST, SERVING, ServingScheme, in_layout, not_finite, stored_scheme
+from aprfmt.codecs.serving import (
+    LAYOUTS,
+    NVFP4_MOST,
+    SERVING,
+    ServingScheme,
+    find_scheme,
+    in_layout,
+    not_finite,
+    stored_scheme,
+)
 from aprfmt.codecs.split import Split, SplitStream, TransposedStream
 from aprfmt.codecs.stream import STEP, blocks
 from aprfmt.convert.options import Options
@@ -69,7 +78,7 @@ def _named_scheme(name: str) -> ServingScheme | None:
         raise UsageError(
             "nvfp4 needs scales of activations from calibration data", hint="use --quantize nvfp4a16: weights only"
         )
-    return SERVING.get({"fp8": "fp8-dynamic", "mxfp4a16": "mxfp4", "mxfp8a16": "mxfp8"}.get(word, word))
+    return find_scheme(name)
 
 
 def packed_modules(c: Canonical, options: Options) -> PackedModules:
@@ -77,7 +86,9 @@ def packed_modules(c: Canonical, options: Options) -> PackedModules:
     layout = (options.format or "hf").lower()
     layout = layout if layout in LAYOUTS else "hf"
     sources = [source for t in c.tensors.values() for source in t.sources]
-    bases = [s.base for s in sources if isinstance(s, MergedTensor) and s.deltas]
+    merged = [s for s in sources if isinstance(s, MergedTensor)]
+    # An adapter of embeddings or the head alone changes no quantized weight.
+    bases = [s.base for s in merged if s.deltas and isinstance(s.base, PackedTensor)] or (sources if merged else [])
     found = {stored_scheme(base.form.settings) for base in bases if isinstance(base, PackedTensor)}
     scheme = found.pop() if len(found) == 1 else None
     if options.dtype != "keep" or (layout != "hf" and scheme is None):
@@ -114,7 +125,7 @@ class PackedModules:
         again: whether they were quantized already: only those that were are quantized, others stay floats.
         packed: names of their weights.
         left: names of matrices that stay floats.
-        uneven: those of them whose rows the groups do not divide.
+        uneven: those of them whose rows the groups do not divide, with their shapes.
         inputs: whether NVFP4 modules have scales of their inputs, too.
         relaid: names of the quantized weights that keep their codes.
     """
@@ -125,7 +136,7 @@ class PackedModules:
     again: bool = False
     packed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
-    uneven: list[str] = field(default_factory=list)
+    uneven: dict[str, Shape] = field(default_factory=dict)
     inputs: bool = False
     relaid: set[str] = field(default_factory=set)
     _overall: dict[str, Callable[[], float]] = field(default_factory=dict)
@@ -149,12 +160,15 @@ class PackedModules:
         if self.scheme.is_transposed:
             what += f", or words of {self.scheme.rows} values the columns"
         if not self.packed:
-            name = self.uneven[0] if self.uneven else None
+            name = next(iter(self.uneven), None)
+            layout = self.scheme.format if self.scheme.format in LAYOUTS else None
+            known = [s if layout is None else in_layout(s.id, layout) for s in SERVING.values()]
+            fitting = [s.id for s in known if s is not None and (name is None or s.divides(*self.uneven[name]))]
             raise RefusedError(
                 f"{self.scheme.id}: no weight can be quantized" + (f", as {what}" if name else ""),
                 path=self.c.model.path,
                 tensor=name,
-                hint="choose another scheme: " + ", ".join(SERVING),
+                hint=f"choose another scheme: {', '.join(fitting)}" if fitting else "no scheme divides them",
             )
         if self.uneven:
             losses.warnings.append(f"{plural(len(self.uneven), 'weight')} not quantized, as {what}: "
@@ -229,7 +243,7 @@ class PackedModules:
             self.relaid.add(source.name)
             return _as_stored(source, name)
         if not scheme.divides(*tensor.shape):
-            self.uneven.append(name)
+            self.uneven[name] = tensor.shape
             return []
         made = self._with_codes_of(tensor, name, losses) if scheme.has_tensor_scale else []
         if not made and (codes := relaid(scheme, tensor)) is not None:

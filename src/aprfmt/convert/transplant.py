@@ -22,6 +22,9 @@ from aprfmt.formats.hf_files import generation_config
 from aprfmt.formats.vocabulary import read_vocabulary
 from aprfmt.schema import takes
 
+DONOR_TOKENS = 64
+"""Shared tokens that express a new one, at most, by default."""
+
 
 @takes(TransplantCall)
 def transplant_model(call: TransplantCall) -> Report:
@@ -45,8 +48,8 @@ def transplant_model(call: TransplantCall) -> Report:
     """
     if call.tokenizer is None and call.donor is None:
         raise UsageError("no tokenizer given", hint="--tokenizer PATH, or --donor MODEL with the new tokenizer")
-    if type(call.k) is not int or call.k < 1:
-        raise UsageError(f"k must be a positive number, not {call.k!r:.40}")
+    if call.k is not None and call.donor is None:
+        raise UsageError("--k requires --donor", hint="add --donor MODEL, or leave out --k")
     path = call.donor if call.tokenizer is None else call.tokenizer
     new = read_vocabulary(formats.path_text(path, "tokenizer"))
     sizes: list[int] = []
@@ -60,7 +63,7 @@ def transplant_model(call: TransplantCall) -> Report:
             if call.donor is not None:
                 model = open_input(stack, call.donor, call.dst, follow_links=call.follow_links)
                 require_config(model, False, None)
-                donor = Donor(canonical(model, decoding=Decoding(decode=True)), call.k, not call.plan)
+                donor = Donor(canonical(model, decoding=Decoding(decode=True)), call.k or DONOR_TOKENS, not call.plan)
                 sizes.append(model.size_bytes)
             made, remarks = transplanted_vocabulary(c, new, donor, config)
             return with_base_model(made, f"Tokenizer replaced: {remarks[0]}.", "transplanted"), remarks

@@ -30,6 +30,7 @@ from aprfmt.formats.teacher_files import Answer, TeacherHeader, answer_of
 from aprfmt.formats.vllm import parse_position
 from aprfmt.io.jsonx import check_size
 from aprfmt.limits import MAX_LIST_BYTES
+from aprfmt.text import first_few
 from aprfmt.texts.sequences import DocumentSpan, Windows, pieces_of
 
 API_KEY = "APR_TEACHER_API_KEY"
@@ -40,6 +41,7 @@ _PAUSES_S = (0.5, 2.0, 8.0)  # seconds before each retry
 _REQUESTS_AT_ONCE = 8
 _SHOWN_BYTES = 300
 _FORCED = 1e4  # logit bias
+_SERVERS = "apr supports vLLM, SGLang and llama-server; pass the URL without a path"
 _PROBES = (
     "The quick brown fox jumps over 13 lazy dogs.\n",
     "def f(x):\n    return {'a': x ** 2, \"b\": [1, 2, 3]}\n",
@@ -74,7 +76,9 @@ class CompletionServer:
             self.model, owner = names[0], str(models[0].get("owned_by"))
             limit = models[0].get("max_model_len") or (models[0].get("meta") or {}).get("n_ctx_train")
         except (KeyError, TypeError, IndexError, AttributeError):
-            raise CorruptError("the server's list of models is malformed", path=f"{self.url}/v1/models") from None
+            raise CorruptError(
+                "the server's list of models is empty or malformed", path=f"{self.url}/v1/models", hint=_SERVERS
+            ) from None
         if len(names) > 1:
             raise RefusedError(
                 f"the server has several models: {', '.join(names)[:200]}", path=self.url,
@@ -100,7 +104,8 @@ class CompletionServer:
             theirs = found.get("tokens") if isinstance(found, dict) else None
             if theirs != (ours := encode(text)):
                 raise RefusedError(
-                    f"the server's tokenizer differs: {text[:20]!r} is {str(theirs)[:60]}, not {str(ours)[:60]}",
+                    f"the server's tokenizer differs: {text[:20]!r} is {_shown(theirs)}, not "
+                    f"{_shown(ours)}",
                     path=self.url, hint="--student must have the tokenizer of the server's model",
                 )  # fmt: skip
 
@@ -140,7 +145,8 @@ class CompletionServer:
                 if pause is None:
                     raise RunError(
                         f"the server gave no answer to {path} in {len(_PAUSES_S) + 1} attempts: {error}", path=self.url,
-                        hint="run the same command again: completed sequences are kept",
+                        hint="run the same command again: completed sequences are kept" if body is not None else
+                        f"check the URL, and that the server runs; {_SERVERS}",
                     ) from error  # fmt: skip
                 time.sleep(pause)
         raise AssertionError
@@ -174,13 +180,12 @@ class CompletionServer:
             reason = ""
         words = f"the server answered {error.code} to {path}" + (f": {reason}" if reason else "")
         if error.code == 404:
-            hint = "apr supports vLLM, SGLang and llama-server; pass the URL without a path"
-            return NotFoundError(words, path=self.url, hint=hint)
+            return NotFoundError(words, path=self.url, hint=_SERVERS)
         if error.code in (401, 403):
             return RefusedError(words, path=self.url, hint=f"set {API_KEY} to the server's key")
         if error.code in (408, 429) or error.code >= 500:
             return _RepeatableError(words)
-        hint = "vLLM gives at most 20 log-probabilities unless it was started with --max-logprobs K; or use --top-k 20"
+        hint = "vLLM gives at most 20 log-probabilities unless it was started with --max-logprobs K; or lower --top-k"
         return RefusedError(words, path=self.url, hint=hint)
 
 
@@ -203,9 +208,14 @@ def _read(response: http.client.HTTPResponse, until: float) -> bytes:
 
 def _other_tokens(server: CompletionServer, found: object, sent: Sequence[int]) -> RefusedError:
     return RefusedError(
-        f"the server read different tokens than were sent: {str(found)[:80]}, not {str([*sent])[:80]}", path=server.url,
+        f"the server read different tokens than were sent: {_shown(found)}, not {_shown([*sent])}",
+        path=server.url,
         hint="the server must accept prompts of token ids unchanged; --student must have its tokenizer",
     )  # fmt: skip
+
+
+def _shown(ids: object) -> str:
+    return f"[{first_few(ids, 12)}]" if isinstance(ids, list) else repr(ids)[:60]
 
 
 def _malformed(server: CompletionServer, what: str) -> CorruptError:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, StorageError, storage_error
+from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, StorageError, causes, storage_error
 from aprfmt.io.cache import expand_home
 
 
@@ -81,7 +81,7 @@ def failure(error: BaseException, wanted: HubPath, cache: Path, address: str, wh
 
     The library wraps most causes in an error about a missing cache entry, so the chain of causes is searched.
     """
-    chain = list(_causes(error))
+    chain = list(causes(error))
     return _answer(chain, wanted, address) or _local(chain, cache) or _no_answer(chain, address, what)
 
 
@@ -129,15 +129,6 @@ def _no_answer(chain: Sequence[BaseException], address: str, what: str) -> AprEr
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EFBIG, errno.EMFILE)
 _NETWORK = {"ConnectionError", "gaierror", "NetworkError", "ProxyError", "RemoteProtocolError", "SSLError"}
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and its causes, innermost last."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _status(error: BaseException) -> int | None:

@@ -331,7 +331,8 @@ class TeacherFiles:
                 f"--top-k {facts.k}, or write them again with apr teacher --top-k {k}"),
             (temperature not in facts.temperatures,
                 f"the teacher files store the residual mass at temperature {known}, not at {temperature:g}",
-                f"--temperature {facts.temperatures[-1]:g}, or apr teacher --temperature {temperature:g}"),
+                f"--temperature {min(facts.temperatures, key=lambda t: abs(t - temperature)):g}, or apr teacher "
+                f"--temperature {temperature:g}"),
         ):  # fmt: skip
             if is_wrong:
                 raise RefusedError(message, path=self.folder, hint=hint)

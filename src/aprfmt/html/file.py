@@ -9,10 +9,11 @@ from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
 from aprfmt.types import PathLike
 
 
-def check_page(path: PathLike, *, also: tuple[str, ...] = ()) -> None:
-    """Raises UsageError unless `path` has the suffix of a page, or one in `also`."""
+def check_page(path: PathLike, *, also: tuple[str, ...] = (), option: str = "-o") -> None:
+    """Raises UsageError unless `path`, the value of `option`, has the suffix of a page, or one in `also`."""
     if not os.fspath(path).lower().endswith((".html", ".htm", *also)):
-        raise UsageError("the page is HTML: -o page.html" + "".join(f", or -o page{s}" for s in also), path=path)
+        others = "".join(f", or {option} page{s}" for s in also)
+        raise UsageError(f"the page is HTML: {option} page.html{others}", path=path)
 
 
 def write_page(path: PathLike, content: str | bytes, *, force: bool = False) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from aprfmt.running.imatrix import text_of
 from aprfmt.running.scoring import LogitsReader
 from aprfmt.running.token_chunks import spread_chunks, token_chunks, with_bos
 from aprfmt.schema import check_numbers
+from aprfmt.texts.sequences import check_length
 from aprfmt.types import Array, PathLike, paths_of
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 MAGIC = b"_logits_"
 _HEAD = struct.Struct("<8s3i")
 DEFAULT_CTX = 512
+LEAST_CTX = 4
 _RANGE = 16.0
 """Nats below the most likely token at which a logits file truncates."""
 
@@ -56,8 +58,9 @@ def kl_divergence(
     against: PathLike,
     data: PathLike | Sequence[PathLike] = (),
     *,
-    n_ctx: int = DEFAULT_CTX,
+    n_ctx: int | None = None,
     chunks: int | None = None,
+    limit: int | None = None,
     save_logits: PathLike | None = None,
     text_field: str = "text",
     threads: int = 0,
@@ -73,8 +76,10 @@ def kl_divergence(
         file: the model, in any format.
         against: the reference: a model with the same tokenizer, or a logits file, which contains the text too.
         data: text, jsonl or Parquet files, or folders of them.
-        n_ctx: tokens of a chunk, the second half of which is scored.
+        n_ctx: tokens of a chunk, the second half of which is scored; by default 512 or the models'
+            context if shorter; that of a logits file.
         chunks: maximum number of chunks.
+        limit: the same in tokens; at least one chunk is used.
         save_logits: keep the reference's distributions in this logits file.
         text_field: field of a record's text.
         threads: llama.cpp threads; 0: half of the CPUs.
@@ -85,11 +90,13 @@ def kl_divergence(
         log: called with progress lines.
 
     Raises:
-        RefusedError: the vocabularies differ, or the text is shorter than a chunk.
+        RefusedError: the vocabularies differ, or the text is shorter than a chunk, or a model's context is.
         RunError: llama.cpp cannot run a model, or a result is not finite.
     """
     started = time.monotonic()
-    check_numbers(n_ctx=(n_ctx, 4), chunks=(chunks, 1), threads=(threads, 0), gpu_layers=(gpu_layers, 0))
+    check_numbers(
+        n_ctx=(n_ctx, LEAST_CTX), chunks=(chunks, 1), limit=(limit, 1), threads=(threads, 0), gpu_layers=(gpu_layers, 0)
+    )
     name, reference = formats.path_text(file, "file"), formats.path_text(against, "against")
     texts = [Path(formats.path_text(path, "data")) for path in paths_of(data)]
     page = _page(output, [name, reference, *map(str, texts)], force=force)
@@ -97,10 +104,15 @@ def kl_divergence(
     with scratch_folder("logits") as scratch:
         path = os.path.join(scratch, "reference.kld")
         if is_logits_file(reference):
-            if texts or save_logits is not None:
-                raise UsageError("a logits file contains its text: --data and --save-logits do not apply to it")
+            if texts or save_logits is not None or any(value is not None for value in (n_ctx, chunks, limit)):
+                raise UsageError(
+                    "a logits file contains its text in chunks: --data, --save-logits, --seq-len and --limit do not "
+                    "apply to it"
+                )
             path, n_ctx = reference, read_head(reference).n_ctx
         else:
+            n_ctx = _context({"reference": reference, "model": name}, n_ctx)
+            chunks = chunks if limit is None else max(1, limit // n_ctx)
             if not texts:
                 raise UsageError("--data is missing: the text to compare the models on", hint="add --data text.txt")
             path = formats.path_text(save_logits, "save_logits") if save_logits is not None else path
@@ -127,6 +139,24 @@ def kl_divergence(
     return report
 
 
+def _context(models: Mapping[str, str], n_ctx: int | None) -> int:
+    """The tokens of a chunk: `n_ctx`, else as many as the contexts of the models have, at most DEFAULT_CTX.
+
+    Raises RefusedError if the context of one of them is shorter.
+    """
+    from aprfmt.running.evaluation_llama import positions_of
+
+    length = n_ctx or DEFAULT_CTX
+    for who, path in models.items():
+        with formats.open(path) as model:
+            positions = positions_of(model)
+        if n_ctx is None:
+            length = min(length, positions or length)
+        else:
+            check_length(length, who, positions)
+    return length
+
+
 def _page(output: PathLike | None, inputs: Sequence[str], *, force: bool) -> str | None:
     """The page to write. Raises UsageError or ExistsError before anything is computed for it."""
     if output is None:
@@ -143,7 +173,8 @@ def chunks_of(
     llama: Llama, texts: Sequence[Path], n_ctx: int, limit: int | None, text_field: str = "text"
 ) -> list[list[int]]:
     """The text in chunks. Raises RefusedError if it is shorter than one."""
-    return _not_empty(token_chunks(llama, text_of(texts, text_field), n_ctx, limit), texts, n_ctx)
+    hint = "add text with --data, or use a smaller --seq-len"
+    return _not_empty(token_chunks(llama, text_of(texts, text_field), n_ctx, limit), texts, n_ctx, hint)
 
 
 def sample_chunks(llama: Llama, texts: Sequence[Path], n_tokens: int, text_field: str = "text") -> list[list[int]]:
@@ -152,16 +183,12 @@ def sample_chunks(llama: Llama, texts: Sequence[Path], n_tokens: int, text_field
     """
     n_chunks = max(1, n_tokens // DEFAULT_CTX)
     found = spread_chunks(llama, text_of(texts, text_field), DEFAULT_CTX, n_chunks)
-    return _not_empty(found, texts, DEFAULT_CTX)
+    return _not_empty(found, texts, DEFAULT_CTX, "add text with --eval-data")
 
 
-def _not_empty(found: list[list[int]], texts: Sequence[Path], n_ctx: int) -> list[list[int]]:
+def _not_empty(found: list[list[int]], texts: Sequence[Path], n_ctx: int, hint: str) -> list[list[int]]:
     if not found:
-        raise RefusedError(
-            f"the text is shorter than one chunk of {n_ctx} tokens",
-            path=texts[0],
-            hint="add text with --data, or use a smaller --seq-len",
-        )
+        raise RefusedError(f"the text is shorter than one chunk of {n_ctx} tokens", path=texts[0], hint=hint)
     return found
 
 

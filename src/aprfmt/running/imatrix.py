@@ -114,7 +114,9 @@ def text_of(paths: Sequence[Path], text_field: str = "text") -> Iterator[str]:
     from aprfmt.texts.records import Marked, RecordReader, as_text
     from aprfmt.texts.sources import list_files
 
-    between, reader = "", RecordReader(separator=0, render=as_text, text_field=text_field, strict=True)
+    hint = "correct or remove the record, or set the field of the text with --text-field NAME"
+    between = ""
+    reader = RecordReader(separator=0, render=as_text, text_field=text_field, strict=True, strict_hint=hint)
     for file in list_files(paths, Counter()):
         if file.kind == "tokens":
             raise UsageError("token shards are not text", path=file.path, hint="use the original text")

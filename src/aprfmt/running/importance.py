@@ -214,6 +214,12 @@ def merge(files: Sequence[PathLike], target: str, *, plan: bool = False, force: 
     names = [formats.path_text(file, "file") for file in files]
     if len(names) < 2:
         raise UsageError("--merge needs two importance matrices or more")
+    if (folder := next(filter(os.path.isdir, names), None)) is not None:
+        raise UsageError(
+            "a folder is no importance matrix",
+            path=folder,
+            hint=f"apr imatrix {folder} --data TEXT -o OUT computes one",
+        )
     check_target(target, names, force or plan)
     sums = add_sums([(name, read_sums(name)) for name in names])
     if not plan:

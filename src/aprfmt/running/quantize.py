@@ -93,7 +93,7 @@ def _target(call: QuantizeCall) -> bool:
 
 
 def _check(call: QuantizeCall) -> None:
-    """Raises UsageError for options that exclude or need each other."""
+    """Raises UsageError for options that exclude or need each other, and for a size that is none."""
     ways = [f"--{name.replace('_', '-')}" for name in _WAYS if getattr(call, name) is not None]
     if len(ways) > 1:
         raise UsageError(f"{ways[0]} and {ways[1]} are mutually exclusive", hint="use one of them")
@@ -116,10 +116,6 @@ def _check(call: QuantizeCall) -> None:
     if call.max_kl is not None and Path(formats.path_text(call.dst, "dst")).suffix.lower() != ".gguf":
         raise UsageError("--max-kl measures the output in llama.cpp: write a .gguf", hint="-o OUT.gguf")
     _target_bytes(call)
-    for name in ("target_bpw", "max_kl"):
-        value = getattr(call, name)
-        if value is not None and not (isinstance(value, int | float) and value > 0):
-            raise UsageError(f"{name} must be a number above 0, not {value!r:.40}")
 
 
 def _target_bytes(call: QuantizeCall) -> int | None:
@@ -396,7 +392,7 @@ class _Quantizing:
             if (other := taken.setdefault(os.path.abspath(target), option)) != option:
                 raise UsageError(f"{option} and {other} are the same file", hint="choose another file")
             if option == "--report":
-                check_page(target)
+                check_page(target, option=option)
             check_target(target, inputs, call.force or (call.plan and option == "--recipe-out"))
 
     def _write_recipe(self, recipe: TypeRecipe) -> None:

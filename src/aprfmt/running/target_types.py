@@ -159,7 +159,10 @@ class TypeChooser:
             if error >= 0
         )
         if not options:
-            raise RefusedError("no type can represent the values", tensor=tensor.name, hint="apr validate FILE")
+            raise RefusedError(
+                "NaN, infinite or too large values: no type can store them", tensor=tensor.name,
+                hint="apr tensors FILE --stats shows them",
+            )  # fmt: skip
         self.sizes[tensor.name] = math.prod(tensor.shape)
         stored = tensor.original_dtype
         n_bytes = DTYPES[stored].n_bytes(tensor.shape) if stored in DTYPES else tensor.n_bytes

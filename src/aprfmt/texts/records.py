@@ -115,6 +115,7 @@ class RecordReader:
             rejects it.
         text_field: field of a record's text or list of messages.
         strict: whether an invalid record is an error.
+        strict_hint: what to type after that error.
         skipped: number of skipped records by reason.
         log: reports the first invalid record of each kind.
         place: position in the current file.
@@ -124,6 +125,7 @@ class RecordReader:
     render: Callable[[Chat], Marked]
     text_field: str = TEXT_FIELD
     strict: bool = False
+    strict_hint: str = "without --strict such records are skipped and counted"
     skipped: Counter[str] = field(default_factory=Counter)
     log: Log = lambda line: None
     place: ReadPosition = field(default_factory=ReadPosition)
@@ -213,9 +215,7 @@ class RecordReader:
         if self.strict and isinstance(bad.__cause__, PrefixError):
             raise bad.__cause__
         if self.strict:
-            raise CorruptError(
-                f"{where} {bad}", path=file.path, hint="without --strict such records are skipped and counted"
-            )
+            raise CorruptError(f"{where} {bad}", path=file.path, hint=self.strict_hint)
         if not self.skipped[bad.kind]:
             self.log(f"{file.name}: {where} {bad}; such records are skipped and counted")
         self.skipped[bad.kind] += 1
@@ -265,7 +265,10 @@ def document_of(record: object, text_field: str) -> Record:
     if isinstance(value, str) and columns == (text_field,):
         return _without_halves(value)
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise _BadRecordError(f"has a field {text_field!r} that is not a string", f"records without {text_field!r}")
+        raise _BadRecordError(
+            f"has a field {columns[0]!r} that is neither a text nor a list of messages",
+            f"records without {text_field!r}",
+        )
     return _chat(_messages(value, ""), record, 0)
 
 

@@ -21,11 +21,14 @@ _LITERAL = (TokenType.CONTROL, TokenType.USER_DEFINED)
 ALIGNED = ("aligned", "uld")
 """Values of --vocab-policy for a teacher whose tokenizer is not the student's."""
 
-_OTHERWISE = (
+OTHERWISE = (
     "use a student with the teacher's tokenizer, or distill between tokenizers: apr distill --student FILE "
     "--vocab-policy aligned"
 )
-_SUPERSET = "--vocab-policy renormalise trains on the shared tokens only, if the teacher rarely uses the others"
+_SUPERSET = (
+    "--vocab-policy renormalise compares the shared tokens only, if the teacher rarely uses the others; apr distill "
+    "--vocab-policy aligned compares spans of text"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,13 @@ class SharedVocabulary:
 
 
 def align(
-    teacher: Tokenizer | None, student: Tokenizer | None, teacher_rows: int, student_rows: int, policy: str = "shared"
+    teacher: Tokenizer | None,
+    student: Tokenizer | None,
+    teacher_rows: int,
+    student_rows: int,
+    policy: str = "shared",
+    *,
+    surplus_hint: str | None = None,
 ) -> SharedVocabulary:
     """The vocabulary that a teacher's and a student's tokenizer share.
 
@@ -70,6 +79,7 @@ def align(
         policy: whether the teacher may have tokens that the student lacks: "shared" (control tokens only) or
             "renormalise" (any; its distribution is restricted to the shared ones); one of ALIGNED: the tokenizers
             differ, and the ids are all of the teacher's.
+        surplus_hint: what to type if it has such tokens and may not; by default the policies that allow them.
 
     Raises:
         RefusedError: a tokenizer is missing, an id means different bytes, one side lacks tokens that it must have, or a
@@ -87,9 +97,9 @@ def align(
     surplus = range(n_real, n_teacher)
     if not is_other:
         _check_same(teacher, student, n_real)
-        _check_surplus("student", student, "teacher", range(n_real, n_student), _OTHERWISE)
+        _check_surplus("student", student, "teacher", range(n_real, n_student), OTHERWISE)
         if policy == "shared" and any(_kind(teacher, i) != TokenType.CONTROL for i in surplus):
-            _check_surplus("teacher", teacher, "student", surplus, _SUPERSET)
+            _check_surplus("teacher", teacher, "student", surplus, surplus_hint or _SUPERSET)
     for side, rows, n in (
         ("teacher", teacher_rows, n_real), ("student", student_rows, n_student if is_other else n_real)
     ):  # fmt: skip
@@ -204,7 +214,7 @@ def _check_same(teacher: Tokenizer, student: Tokenizer, n: int) -> None:
         raise RefusedError(
             f"teacher and student have different tokenizers: id {i} is {_show(teacher, i)} for the teacher "
             f"and {_show(student, i)} for the student; {len(different)} of {n} ids differ",
-            hint=_OTHERWISE,
+            hint=OTHERWISE,
         )
 
 

@@ -70,6 +70,10 @@ def load(text: bytes) -> FastTokenizer:
     return _Remote(text)
 
 
+_OTHERS = (KeyboardInterrupt, SystemExit, MemoryError, UnicodeError)
+"""Exceptions that are no failures of the library."""
+
+
 class _Local:
     """The library in this process."""
 
@@ -95,12 +99,16 @@ class _Local:
             function = self._library.encode_batch if places else self._library.encode_batch_fast
             found = function([*texts], add_special_tokens=special)
             return [Encoded(one.ids, one.offsets if places else []) for one in found]
+        except _OTHERS:
+            raise
         except BaseException as error:
             raise _failure(error) from error
 
     def decode(self, ids: Sequence[int]) -> str:
         try:
             return str(self._library.decode([*ids], skip_special_tokens=False))
+        except _OTHERS:
+            raise
         except BaseException as error:
             raise _failure(error) from error
 
@@ -111,10 +119,8 @@ class _Local:
         self._library.post_processor = None
 
 
-def _failure(error: BaseException) -> BaseException:
+def _failure(error: BaseException) -> CorruptError:
     """The error for an exception of the library, whose panics are not Exceptions."""
-    if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError, UnicodeError)):
-        return error
     return CorruptError(f"the tokenizer cannot be run: {error}")
 
 

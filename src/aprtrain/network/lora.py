@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from aprfmt.errors import UsageError
-from aprtrain.lora_spec import HINT, TARGETS, LoraSpec
+from aprtrain.lora_spec import TARGETS, LoraSpec
 from aprtrain.network.decoder import Block, Decoder
 from aprtrain.network.names import hf_names, hf_parts, parts_of
 from aprtrain.network.shape import Shape
@@ -47,7 +47,10 @@ def add_lora(decoder: Decoder, spec: LoraSpec, seed: int) -> None:
     like = decoder.norm
     for name, parts, rows, cols in adapted(decoder.shape, spec):
         if spec.rank > min(rows, cols):
-            raise UsageError(f"--lora r={spec.rank} exceeds {name} of {rows} x {cols}", hint=HINT)
+            most = min(rows, cols)
+            raise UsageError(
+                f"--lora r={spec.rank} exceeds {most}, the smaller side of {name}", hint=f"--lora r={most} or less"
+            )
         a = torch.empty(parts * spec.rank, cols).uniform_(-1, 1, generator=generator) / math.sqrt(cols)
         owner, _, parameter = name.rpartition(".")
         block = decoder.get_submodule(owner)

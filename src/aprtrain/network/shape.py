@@ -236,8 +236,8 @@ def shape_of(h: Hyperparams, row: Architecture | None, present: Collection[str] 
     if row is None or row.id not in FAMILIES:
         raise UnsupportedError(
             f"architecture {row.id if row else h.architecture!r} is not supported for training",
-            hint="docs/training.md lists those that are; any decoder of llama.cpp can be a teacher: apr teacher FILE "
-            "--data D -o DIR, then apr distill --teacher-logprobs DIR",
+            hint="docs/training.md lists those that are; as a teacher, any decoder of llama.cpp runs: apr teacher FILE "
+            "--data D -o DIR, then apr distill --teacher-logprobs DIR --student S",
         )
     words, sizes = FAMILIES[row.id], _sizes(h)
     if h.rms_norm_eps is None:

@@ -98,8 +98,10 @@ def open_network(path: str | os.PathLike[str]) -> NetworkSource:
         if not model.tensors:
             raise RefusedError("the file contains no tensors", path=path, hint="pass the file with the weights")
         return replace(network_of(canonical(model, decoding=AS_VALUES)), model=model)
-    except BaseException:
+    except BaseException as error:
         model.close()
+        if isinstance(error, UnsupportedError) and error.path is None:
+            error.path = str(path)
         raise
 
 

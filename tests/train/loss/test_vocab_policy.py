@@ -65,10 +65,16 @@ def test_the_shared_tokens_alone_are_learnt_and_the_rest_is_told(
         aprfmt.evaluate(model, data, device="cpu", vocab_policy="renormalise")
 
 
-def test_a_teacher_that_uses_its_other_tokens_stops_the_run(distil: Distil, tmp_path: Path, teacher_file: Path) -> None:
+def test_a_teacher_that_uses_its_other_tokens_stops_the_run(
+    distil: Distil, tmp_path: Path, teacher_file: Path, corpus_file: Path
+) -> None:
     given: dict[str, Any] = {"teacher": str(teacher_file), "student_init": None}
     given["student"] = str(demo(tmp_path / "s.gguf", demo_model.MERGES[:-4]))
     with pytest.raises(RunError, match=r"assigns \d+\.\d+% of its probability to tokens that the student") as caught:
         distil("run", **given, vocab_policy="renormalise", allow_weaker_teacher=True)
     assert caught.value.exit_code == 8
+    assert "--vocab-policy aligned" in str(caught.value.hint)
+    with pytest.raises(RefusedError, match="that the student's lacks") as refused:
+        aprfmt.teacher(teacher_file, corpus_file, tmp_path / "probs", student=given["student"], seq_len=8, top_k=4)
+    assert "--vocab-policy renormalise" not in str(refused.value.hint)  # an option of other commands
     assert not list((tmp_path / "run").glob("*.apr"))

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import tiny_models
 import torch
 from arch_models import all_cases, find_case, make_config
 from safetensors.torch import load_file
@@ -29,6 +30,7 @@ from aprtrain.network.decoder import Decoder
 from aprtrain.network.experts import choose_experts
 from aprtrain.network.names import hf_names, hf_parts
 from aprtrain.network.shape import FAMILIES, Shape, shape_of
+from aprtrain.network.weights import open_network
 
 CASES = [
     case.id
@@ -374,6 +376,13 @@ def test_documents_of_impossible_lengths_are_refused() -> None:
 def test_what_cannot_be_computed_is_refused_by_name(case_id: str, config: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedError, match=words):
         shape_of_case(case_id, **config)
+
+
+def test_a_file_that_cannot_be_computed_is_named(tmp_path: Path) -> None:
+    tiny_models.build(replace(find_case("olmo"), tokenizer=tiny_models.BYTES), tmp_path / "m", None)
+    with pytest.raises(UnsupportedError, match="'olmo' is not supported for training") as caught:
+        open_network(tmp_path / "m")
+    assert caught.value.path == str(tmp_path / "m")
 
 
 def test_a_config_without_sizes_is_refused_by_name() -> None:

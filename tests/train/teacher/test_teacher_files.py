@@ -211,8 +211,9 @@ def test_writing_goes_on_where_it_was_interrupted(made: Made, tmp_path: Path, mo
     with pytest.raises(AprError, match="k was 16, is 64"):
         aprfmt.teacher(made.teacher, made.text, tmp_path / "out", top_k=64, device="cpu", **GIVEN)
     other = train_runs.write_corpus(tmp_path / "other.jsonl", documents=60, seed=7)
-    with pytest.raises(AprError, match="data differ"):
+    with pytest.raises(AprError, match="teacher files of other data") as caught:
         aprfmt.teacher(made.teacher, other, tmp_path / "out", top_k=16, device="cpu", **GIVEN)
+    assert caught.value.hint == "resume with their --data, or choose another -o"
     shutil.rmtree(tmp_path / "out/tokens")
     with pytest.raises(AprError, match="files of a different text"):
         aprfmt.teacher(made.teacher, other, tmp_path / "out", top_k=16, device="cpu", **GIVEN)
@@ -220,8 +221,9 @@ def test_writing_goes_on_where_it_was_interrupted(made: Made, tmp_path: Path, mo
 
 def test_more_ids_than_there_are_are_refused_before_anything_is_read(made: Made, tmp_path: Path) -> None:
     for planned in (True, False):
-        with pytest.raises(AprError, match="--top-k 301 is more than the 300 tokens of the vocabulary"):
+        with pytest.raises(AprError, match="--top-k 301 is more than the 300 tokens of the vocabulary") as caught:
             aprfmt.teacher(made.teacher, made.text, tmp_path / "out", top_k=301, device="cpu", plan=planned, **GIVEN)
+        assert caught.value.hint == "--top-k 300 or less"
         assert not (tmp_path / "out").exists()
 
 
@@ -470,7 +472,7 @@ REFUSED: dict[str, tuple[Break, dict[str, str], int, str, str]] = {
     "another split": (lambda f: None, {"--held-out": "0.3"}, 5, "data is not in the teacher files", "--held-out"),
     "more ids than there are": (lambda f: None, {"--top-k": "301"}, 5, "store 300 ids per position", "--top-k"),
     "another temperature": (lambda f: None, {"--temperature": "2.5"}, 5, "temperature 1, 2, 3, 4, not at 2.5",
-        "apr teacher --temperature 2.5"),
+        "--temperature 2, or apr teacher --temperature 2.5"),
     "NaN": (lambda f: damage(_train(f), "rest", _all(np.nan)), {}, 4, "non-finite", "delete the file"),
     "too much mass": (lambda f: damage(_train(f), "rest", _all(1)), {}, 4, "add up to 2", "delete the file"),
     "a negative mass": (lambda f: damage(_train(f), "rest", _all(-1e-2)), {}, 4, "add up to", "delete the file"),
@@ -589,7 +591,7 @@ def test_the_command_says_what_it_did(made: Made, tmp_path: Path, capsys: pytest
     assert not (tmp_path / "out").exists()
     assert apr([*words, "--json"]) == 0
     said = capsys.readouterr()
-    assert re.search(r"the 4 most likely tokens leave \d+% at 2 of the probability", said.err)
+    assert re.search(r"residual mass outside the top 4 tokens: .*\d+% at temperature 2", said.err)
     body = json.loads(said.out)
     assert (body["top_k"], body["temperatures"], body["files"], body["resumed"]) == (4, [1, 2], 2, 0)
     assert body["windows"]["train"] > 10
@@ -615,7 +617,7 @@ def test_the_command_says_what_it_did(made: Made, tmp_path: Path, capsys: pytest
         (["--student", "STUDENT", "--prompts", "p.jsonl", "--device", "cpu"], 2, "device has no effect"),
         (["--student", "STUDENT", "--from-vllm", "r.jsonl", "--threads", "2"], 2, "threads has no effect"),
         (["TEACHER", "--top-k", "301", "--device", "cpu"], 2, "more than the 300 tokens"),
-        (["TEACHER", "--temperature", "0", "--device", "cpu"], 2, "0.05 to 100"),
+        (["TEACHER", "--temperature", "0", "--device", "cpu"], 2, "between 0.05 and 100"),
         (["TEACHER", "--seq-len", "99999", "--device", "cpu"], 5, "context length"),
         (["--student", "STUDENT", "--from-vllm", "absent.jsonl"], 3, "response file not found"),
         (["--from-vllm", "absent.jsonl"], 2, "no model given"),

@@ -109,6 +109,12 @@ def _other(body: Any) -> Any:
     return body
 
 
+def _beyond(body: Any) -> Any:
+    for place in body["choices"][0]["prompt_logprobs"][1:]:
+        place.update({str(10**6 + int(i)): place.pop(i) for i in list(place)[:1]})
+    return body
+
+
 def _short(body: Any) -> Any:
     body["choices"][0]["prompt_logprobs"].pop()
     return body
@@ -119,7 +125,7 @@ def _short(body: Any) -> Any:
     [
         (Fault(404), 3, "answered 404 to /v1/completions"),
         (Fault(500), 8, "in 4 attempts: the server answered 500"),
-        (Fault(400), 5, "answered 400"),
+        (Fault(400), 5, "or lower --top-k"),
         (Fault(401), 5, API_KEY),
         (Fault(cut=40), 8, "in 4 attempts"),
         (Fault(pause=0.05), 8, "not complete after 0.5 s"),
@@ -151,7 +157,7 @@ def test_faults_of_a_server_are_named_and_nothing_is_lost(
 @pytest.mark.parametrize(
     ("models", "code", "words"),
     [
-        ([], 4, "malformed"),
+        ([], 4, "empty or malformed"),
         ([{"id": "a"}, {"id": "b"}], 5, "several models: a, b"),
         ([{"id": "a", "max_model_len": 33}], 5, "context length 31"),
     ],
@@ -164,6 +170,7 @@ def test_servers_that_do_not_fit_are_refused(
         with pytest.raises(AprError, match=words) as caught:
             aprfmt.teacher(server.url, text, tmp_path / "out", student=student, **GIVEN)
         assert caught.value.exit_code == code
+        assert caught.value.hint
 
 
 def test_a_server_with_another_tokenizer_is_refused_before_any_prompt(
@@ -179,12 +186,14 @@ def test_a_server_with_another_tokenizer_is_refused_before_any_prompt(
 
 
 def test_what_a_server_cannot_do_is_a_usage_error(student: Path, text: Path, tmp_path: Path) -> None:
-    with pytest.raises(AprError, match="temperature 1"):
+    with pytest.raises(AprError, match="temperature 1") as caught:
         aprfmt.teacher("http://127.0.0.1:9", text, tmp_path / "out", **GIVEN)
+    assert "--student FILE" in str(caught.value.hint)
     with pytest.raises(AprError, match="engine has no effect"):
         aprfmt.teacher("http://127.0.0.1:9", text, tmp_path / "out", student=student, engine="llama", **GIVEN)
-    with pytest.raises(AprError, match=r"in 4 attempts: .*refused"):
+    with pytest.raises(AprError, match=r"in 4 attempts: .*refused") as caught:
         aprfmt.teacher("http://127.0.0.1:9", text, tmp_path / "out", student=student, **GIVEN)
+    assert "check the URL" in str(caught.value.hint)
     base = {"teacher": "http://127.0.0.1:9", "data": (str(text),), "output": "o", "steps": 1}
     for more, words in (
         ({"student_init": "layers:1"}, "needs the teacher model"),
