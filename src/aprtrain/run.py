@@ -475,8 +475,13 @@ def _check_resumed(config: Config, saved: Saved, origin: Origin) -> None:
 
 
 def _check_unfinished(config: Config, world: World, folder: Path, saved: Saved) -> None:
-    """Refuses to resume after the last step, unless the final model is missing or damaged."""
-    if saved.step >= config.stop and world.gather(world.is_first and is_finished(folder, saved))[0]:
+    """Refuses to resume after the last step, unless the final model is missing or damaged.
+
+    `--resume auto` is the line of a job that a scheduler may start once more: it writes the same model again.
+    """
+    if config.resume == "auto" or saved.step < config.stop:
+        return
+    if world.gather(world.is_first and is_finished(folder, saved))[0]:
         raise UsageError(
             f"the run has already completed {saved.step} steps", hint=f"--steps must be more than {saved.step}"
         )

@@ -68,6 +68,10 @@ def read_prompts(path: Path, encoder: Encoder, text_field: str, longest: int, lo
         is_chat = bool((ids >= HIDDEN).any())
         end = int(learned[0]) if is_chat and len(learned) else len(ids) - (int(ids[-1]) == encoder.separator)
         found.append(ids[:end] & ~HIDDEN)
+    if not found:
+        raise RefusedError(
+            "no prompts in it", path=path, hint=f"use a file of conversations, or of texts in the field {text_field!r}"
+        )
     kept = [ids for ids in found if 0 < len(ids) <= longest]
     if not kept:
         raise RefusedError(

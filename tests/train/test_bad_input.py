@@ -205,7 +205,6 @@ def test_what_the_rows_differ_from_works(bench: Bench, capsys: pytest.CaptureFix
     [
         ({}, 5, "already contains a run", "--resume"),
         ({"--resume": ""}, 2, "already completed 2 steps", "--steps"),
-        ({"--resume": "auto"}, 2, "already completed 2 steps", "--steps"),
         ({"--resume=later": ""}, 2, "the step of a checkpoint, auto, true or false", ""),
         ({"--resume": "", "--steps": "3", "--lr": "1e-3"}, 5, "lr was", "--allow-changed lr"),
         ({"--resume": "", "--steps": "3", "--seed": "7"}, 5, "seed was", "--allow-changed seed"),
@@ -226,6 +225,21 @@ def test_a_run_is_not_spoilt_by_another(
     assert message in error["message"]
     assert hint in error["hint"]
     assert {path: path.read_bytes() for path in bench.folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_finished_run_that_a_scheduler_starts_again_ends_as_before(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = bench.words(Row({"--resume": "auto", "--json": ""}, 0, "", ""))
+    summaries, models = [], []
+    for _ in range(2):
+        capsys.readouterr()
+        assert apr(words) == 0
+        summaries.append(json.loads(capsys.readouterr().out))
+        models.append(weights(bench.folder / "out/model.apr"))
+    assert models[0] == models[1]
+    assert summaries[0]["last"] == summaries[1]["last"]
+    assert summaries[1]["steps"] == 2
 
 
 @contextmanager

@@ -229,6 +229,10 @@ def test_prompts_beyond_the_sequence_are_left_out_and_counted(teacher_file: Path
     assert any("1 of 2 prompts" in line for line in said)
     with pytest.raises(RefusedError, match="none of 2 prompts"):
         read_prompts(path, encoder, "text", 2, said.append)
+    path.write_text('{"text": " "}\n')
+    with pytest.raises(RefusedError, match="no prompts in it") as caught:
+        read_prompts(path, encoder, "text", 60, said.append)
+    assert "conversations" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
