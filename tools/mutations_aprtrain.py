@@ -325,7 +325,7 @@ APRTRAIN = (
         "    pair.student.check_intact()\n", ""),
     Mutation("a model that is missing at the end is never written", "aprtrain/run.py:_check_unfinished",
         "test_loop.py::test_a_model_that_could_not_be_written_at_the_end_is_written_by_resuming",
-        "stop and world.gather(world.is_first and is_finished(folder, saved))[0]", "stop"),
+        "if world.gather(world.is_first and is_finished(folder, saved))[0]", "if saved"),
     Mutation("an older end is taken for this one", "aprtrain/resume.py:is_finished",
         "test_loop.py::test_a_model_that_could_not_be_written_at_the_end_is_written_by_resuming",
         "_check_model(folder / MODEL, state)", "assert state and (folder / MODEL).stat()"),
