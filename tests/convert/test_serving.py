@@ -279,8 +279,13 @@ def test_only_schemes_that_divide_the_rows_are_proposed(tmp_path: Path) -> None:
 
 def test_quantized_weights_are_not_quantized_again(source: Path, tmp_path: Path) -> None:
     aprfmt.export_model(source, tmp_path / "a.gguf", dtype="q4_0")
-    with pytest.raises(aprfmt.AprError, match="Q4_0 is already quantized; quantizing it again to fp8-dynamic"):
+    with pytest.raises(
+        aprfmt.AprError, match="Q4_0 is already quantized; quantizing it again to fp8-dynamic"
+    ) as caught:
         aprfmt.convert_model(tmp_path / "a.gguf", tmp_path / "out", format="hf", dtype="fp8-dynamic")
+    assert "--format hf --dtype bf16" in str(caught.value.hint)
+    aprfmt.convert_model(tmp_path / "a.gguf", tmp_path / "decoded", format="hf", dtype="bf16")
+    aprfmt.convert_model(tmp_path / "decoded", tmp_path / "decoded8", format="hf", dtype="fp8-dynamic")
     aprfmt.convert_model(source, tmp_path / "w4", format="hf", dtype="w4a16-g32")
     with pytest.raises(aprfmt.AprError, match="packed integers is already quantized"):
         aprfmt.convert_model(tmp_path / "w4", tmp_path / "out", format="hf", dtype="nvfp4a16")

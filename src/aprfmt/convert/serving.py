@@ -352,7 +352,8 @@ class PackedModules:
                 f"{was} is already quantized; quantizing it again to {scheme.id} loses precision twice",
                 path=self.c.model.path,
                 tensor=tensor.name,
-                hint="start from the unquantized model",
+                hint="start from the unquantized model, or decode this one first: apr convert FILE -o FOLDER "
+                "--format hf --dtype bf16",
             )
 
     def _tensor_scale(self, tensor: CanonicalTensor, dtype: str) -> Callable[[], float]:

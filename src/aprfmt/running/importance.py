@@ -216,7 +216,7 @@ def merge(files: Sequence[PathLike], target: str, *, plan: bool = False, force: 
         raise UsageError("--merge needs two importance matrices or more")
     if (folder := next(filter(os.path.isdir, names), None)) is not None:
         raise UsageError(
-            "a folder is no importance matrix",
+            "a folder is not an importance matrix",
             path=folder,
             hint=f"apr imatrix {folder} --data TEXT -o OUT computes one",
         )
