@@ -141,7 +141,7 @@ def _documented(text: str, options: dict[str, OptionRow]) -> str:
 
 
 def _check_range(row: OptionRow, value: object) -> None:
-    """Raises UsageError for a value that is no number, or is outside the range of its option, if that has one."""
+    """Raises UsageError for a value that is not a number, or is outside the range of its option, if that has one."""
     if value is None or (row.low, row.high) == (-math.inf, math.inf):
         return
     is_number = type(value) is int or (row.kind is float and isinstance(value, float))

@@ -52,7 +52,7 @@ COMMANDS = {
             "Merge LoRA adapters into a base; --unmerge extracts one.",
             "Convert",
         ),
-        CommandRow("prune", "prune:Prune", "Prune a model's layers, or the width of each layer.", "Convert"),
+        CommandRow("prune", "prune:Prune", "Prune a model's layers, width, experts or vocabulary.", "Convert"),
         CommandRow(
             "transplant",
             "transplant:Transplant",

@@ -196,7 +196,7 @@ def unknown_scheme(name: str, schemes: Collection[str]) -> UsageError:
 
 
 def counterpart(name: str) -> str | None:
-    """The preset or dtype that is closest to another program's name; None if it is no such name."""
+    """The preset or dtype that is closest to another program's name; None if it is not one."""
     return next((preset for words, preset in _ELSEWHERE.items() if _key(name) in words.split()), None)
 
 

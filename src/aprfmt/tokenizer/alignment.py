@@ -163,7 +163,7 @@ def outcomes_of(teacher: Tokenizer, student: Tokenizer) -> OutcomeMap:
 
 
 def is_control(tokenizer: Tokenizer, i: int) -> bool:
-    """Whether id `i` is no text: a control token, or the unknown one."""
+    """Whether id `i` is not text: a control token, or the unknown one."""
     return _kind(tokenizer, i) in (TokenType.CONTROL, TokenType.UNKNOWN) or i in tokenizer.special.values()
 
 
