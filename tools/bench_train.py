@@ -292,14 +292,14 @@ def stages(config: Config, parts: Parts) -> dict[str, float]:
     return table | {"gap": statistics.median(seconds[2:]) * 1e3 - sum(table.values())}
 
 
-def profile(teacher: str, micro: int) -> None:
+def profile(teacher: str, config: Config) -> None:
     """The kernels of an update, the longest first."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recorded
 
-    config = Config(micro_tokens=micro, warmup_steps=0, save_every=0, save_minutes=0.0, eval_every=0)
     free()
-    parts = parts_of(config, teacher, windows(0))
+    with NO_LIMITS:
+        parts = parts_of(config, teacher, windows(0))
     updates(config, parts, 3)
     with recorded(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
         updates(config, parts, 2)
@@ -441,7 +441,7 @@ def main() -> int:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16 products of 8192: ", end="")
     print(f"{short / 1e12:.0f} TFLOP/s over 20 ms, {long / 1e12:.0f} over 3 s", flush=True)
     if options.profile:
-        profile(options.profile, options.micro[0])
+        profile(options.profile, row_config(options.residencies[0], options.micro[0]))
         return 0
     rows: list[dict[str, Any]] = []
 
