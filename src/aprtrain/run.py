@@ -192,13 +192,15 @@ def _train(
     answers, scored = open_teacher_files(config, pair, windows, held_out)
     aligned, aligned_held_out = _aligned_teachers(config, pair, teacher, twins, world.device)
 
-    def evaluate_student() -> Numbers:
-        found = evaluate(
-            student, held_out, rows=rows, device=world.device, teacher=teacher, vocabulary=pair.vocabulary,
-            max_windows=config.eval_sequences, answers=scored, aligned=aligned_held_out,
-            progress=lambda done, of: recorder.doing(f"evaluating: {done} of {of} sequences"),
-        )  # fmt: skip
-        recorder.doing("")
+    def evaluate_student(is_stopped: Callable[[], bool]) -> Numbers:
+        try:
+            found = evaluate(
+                student, held_out, rows=rows, device=world.device, teacher=teacher, vocabulary=pair.vocabulary,
+                max_windows=config.eval_sequences, answers=scored, aligned=aligned_held_out, is_stopped=is_stopped,
+                progress=lambda done, of: recorder.doing(f"evaluating: {done} of {of} sequences"),
+            )  # fmt: skip
+        finally:
+            recorder.doing("")
         return {**asdict(found), "best": found.ce if found.kl is None or not config.kd_weight else found.kl}
 
     learns = teacher is not None or answers is not None
