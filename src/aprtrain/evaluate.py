@@ -264,11 +264,11 @@ def score(
         skipped: Counter[str] = Counter()
         with scoring():
             encoder = Encoder(network.tokenizer)
-        part, separator = read_part(data, encoder, skipped, log, text_field), encoder.separator
         vocabulary = None
         if other is not None:
             rows = other.shape.vocab_rows, network.shape.vocab_rows
             vocabulary = align(other.tokenizer, network.tokenizer, *rows, vocab_policy)
+        part, separator = read_part(data, encoder, skipped, log, text_field), encoder.separator
         dtype = torch.float32 if where.type == "cpu" else torch.bfloat16
         with scoring():
             windows = Windows(part, length, separator)
