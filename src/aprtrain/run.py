@@ -28,7 +28,7 @@ from aprtrain import budget, features, guards
 from aprtrain.budget import check_means, flops_of
 from aprtrain.checkpoints.checkpoint import Saver, clear, lock_folder, prepare_folder
 from aprtrain.checkpoints.state import open_state
-from aprtrain.config import Config, changed_fields, command_fields, resolve, usual_values
+from aprtrain.config import Config, changed_fields, command_fields, resolve, schema, usual_values
 from aprtrain.data.batches import Batches, batch_of, shares_of
 from aprtrain.evaluate import evaluate
 from aprtrain.finish import Summary, run_loop
@@ -463,7 +463,7 @@ def _check_resumed(config: Config, saved: Saved, origin: Origin) -> None:
     """Refuses to resume with options, models or data that would change the results."""
     changed = [name for name in changed_fields(saved.config, config) if name not in config.allow_changed]
     if changed:
-        was = ", ".join(f"{name} was {saved.config.get(name)!r}" for name in changed)
+        was = ", ".join(f"{schema()[name].flag} was {saved.config.get(name)!r}" for name in changed)
         raise RefusedError(
             f"the run to resume was configured differently: {was}",
             hint="to resume anyway, add " + " ".join(f"--allow-changed {name}" for name in changed),
