@@ -19,7 +19,7 @@ from aprfmt.io.server_url import is_server
 from aprfmt.io.sink import check_no_inputs_inside
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.texts.corpus import prepare
-from aprfmt.texts.encoding import Encoder
+from aprfmt.texts.encoding import Encoder, Ids
 from aprfmt.texts.parallel import AlignedWindows, digest_of, retokenize
 from aprfmt.texts.sequences import Windows, check_windows
 from aprfmt.texts.shards import Corpus, open_corpus
@@ -155,6 +155,7 @@ def _train(
 ) -> Summary:
     asked, config = config, resolve_residency(config, pair)
     check_residency(config.teacher_residency if pair.teacher is not None else "bf16", world.device)
+    prompts = _prompts(config, pair, recorder)  # before the data, which take longer
     corpus = _corpus(config, world, folder, saved, pair, recorder)
     windows = Windows(corpus.train, config.seq_len, corpus.separator)
     held_out = Windows(corpus.held_out, config.seq_len, corpus.separator)
@@ -220,7 +221,7 @@ def _train(
         on_stall=on_stall,
         answers=answers,
         aligned=aligned,
-        sampler=_sampler(config, pair, student, corpus, world, rows, recorder),
+        sampler=_sampler(config, prompts, student, corpus, world, rows),
         sample=partial(sample_texts, student, held_out, tokenizer, config.samples, world.device)
         if config.samples and (tokenizer := pair.student.tokenizer) is not None
         else None,
@@ -306,14 +307,21 @@ def _load(
     return plan, student, optimizer, quantizer, teacher
 
 
-def _sampler(
-    config: Config, pair: TrainingPair, student: Decoder, corpus: Corpus, world: World, rows: int, recorder: Recorder
-) -> Sampler | None:
-    """What --on-policy samples with."""
+def _prompts(config: Config, pair: TrainingPair, recorder: Recorder) -> tuple[Encoder, list[Ids]] | None:
+    """The prompts of --on-policy, and what has encoded them."""
     if config.prompts is None:
         return None
     encoder, longest = Encoder(pair.student.tokenizer), config.seq_len - config.new_tokens
-    prompts = read_prompts(Path(config.prompts), encoder, config.text_field, longest, recorder.log)
+    return encoder, read_prompts(Path(config.prompts), encoder, config.text_field, longest, recorder.log)
+
+
+def _sampler(
+    config: Config, given: tuple[Encoder, list[Ids]] | None, student: Decoder, corpus: Corpus, world: World, rows: int
+) -> Sampler | None:
+    """What --on-policy samples with."""
+    if given is None:
+        return None
+    encoder, prompts = given
     return Sampler(
         student, prompts, config.seq_len, config.sequences_per_step // world.size, rows, config.new_tokens,
         corpus.separator, encoder.begin, config.seed, world.rank, world.size, share=config.on_policy,
