@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +33,7 @@ from aprfmt.running.scoring import LogitsReader
 from aprfmt.running.token_chunks import spread_chunks, token_chunks, with_bos
 from aprfmt.schema import check_numbers
 from aprfmt.texts.sequences import check_length
+from aprfmt.texts.sources import list_files
 from aprfmt.types import Array, PathLike, paths_of
 
 if TYPE_CHECKING:
@@ -119,6 +121,7 @@ def kl_divergence(
                 raise UsageError("--data is missing: the text to compare the models on", hint="add --data text.txt")
             path = formats.path_text(save_logits, "save_logits") if save_logits is not None else path
             check_target(path, [name, reference, *map(str, texts)], force)
+            list_files(texts, Counter())  # before a model is exported
             kept = [prepare(each, say=log) for each in (name, reference)]
             _check_vocabularies(*(_count_tokens(each.path) for each in kept))
             with load(reference, n_ctx=n_ctx) as llama:
