@@ -471,9 +471,12 @@ def _check_resumed(config: Config, saved: Saved, origin: Origin) -> None:
     """Refuses to resume with options, models or data that would change the results."""
     changed = [name for name in changed_fields(saved.config, config) if name not in config.allow_changed]
     if changed:
-        was = ", ".join(f"{schema()[name].flag} was {saved.config.get(name)!r}" for name in changed)
+        now = config.to_json()
+        differences = ", ".join(
+            f"{schema()[name].flag} was {saved.config.get(name)!r}, is {now[name]!r}" for name in changed
+        )
         raise RefusedError(
-            f"the run to resume was configured differently: {was}",
+            f"the run to resume was configured differently: {differences}",
             hint="to resume anyway, add " + " ".join(f"--allow-changed {name}" for name in changed),
         )
     before, names = _fingerprints(saved.origin), {"student": "student's initial weights"}

@@ -208,9 +208,9 @@ def test_metrics_after_the_resumed_step_are_dropped(distil: Distil, tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"lr": 1e-3}, "lr was 0.003"),
+        ({"lr": 1e-3}, "--lr was 0.003, is 0.001"),
         ({"seed": 7}, "seed"),
-        ({"total_steps": 9}, "total_steps"),
+        ({"total_steps": 9}, "--total-steps was 8, is 9"),
         ({"kd_weight": 0.5}, "kd"),
     ],
 )
@@ -231,7 +231,7 @@ def test_another_teacher_student_or_corpus_does_not_resume(distil: Distil, tmp_p
     aprfmt.import_model(teacher_file, tmp_path / "bf16.apr", dtype="bf16")
     with pytest.raises(RefusedError, match="teacher"):
         distil(**again, teacher=str(tmp_path / "bf16.apr"))
-    with pytest.raises(RefusedError, match="student_init"):
+    with pytest.raises(RefusedError, match="--student-init was"):
         distil(**again, student_init="layers:1,")
     with pytest.raises(RefusedError, match="initial weights"):
         distil(**again, student_init="layers:1,", allow_changed=("student_init",))
