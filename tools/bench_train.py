@@ -201,7 +201,7 @@ def parts_of(config: Config, teacher: str, data: Windows, world: World = ALONE) 
             seed=0, epochs=None, rank=world.rank, world=world.size,
         ),
         objective=Objective(config.kd_weight, config.temperature),
-        evaluate=dict,
+        evaluate=lambda is_stopped: {},
         saver=None,
         recorder=Recorder(None, None),
         plan=plan,

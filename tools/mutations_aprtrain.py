@@ -224,6 +224,9 @@ APRTRAIN = (
     Mutation("signals are ignored", "aprtrain/guards.py:catch_signals.ask",
         "test_loop.py::test_a_signal_ends_the_run_after_its_step_with_a_checkpoint",
         "stop.number = number", "pass"),
+    Mutation("an evaluation that a signal stopped is none of the last step", "aprtrain/loop.py:Trainer.is_done",
+        "test_loop.py::test_a_signal_stops_an_evaluation_between_two_batches",
+        "not self.evaluation_stopped and ", ""),
     # resuming
     Mutation("cursor lost",
         "aprtrain/run.py:_train", "test_loop.py::test_deterministic_runs_repeat_and_resume_bit_by_bit",

@@ -57,7 +57,7 @@ def data(
     from aprfmt.texts.summary import summarise
 
     if not (isinstance(held_out, (int, float)) and 0 < held_out <= 0.9):
-        raise UsageError(f"held_out must be above 0 and at most 0.9, not {held_out!r:.40}")
+        raise UsageError(f"--held-out must be above 0 and at most 0.9, not {held_out!r:.40}")
     given = paths_of(paths)
     places, weights = split_sources([formats.path_text(path, "paths") for path in given])
     with formats.open(formats.path_text(model, "model")) as opened:

@@ -188,7 +188,7 @@ class MissingDependencyError(AprError, ImportError):
 
 
 class StorageError(AprError, OSError):
-    """The operating system refused: disk full, permission, I/O error."""
+    """The operating system refused: disk full, permission, I/O error; `errno` of the OSError, if it was one."""
 
     code = "storage"
     exit_code = 7
@@ -242,7 +242,9 @@ def storage_error(error: OSError, path: str | os.PathLike[str]) -> AprError:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return NotFoundError("no such file or folder", path=path)
     reason = error.strerror or type(error).__name__
-    return StorageError(reason, path=path, hint=_OS_HINTS.get(error.errno or 0))
+    found = StorageError(reason, path=path, hint=_OS_HINTS.get(error.errno or 0))
+    found.errno = error.errno
+    return found
 
 
 ZERO_BYTE = "a path cannot contain a zero byte"

@@ -62,13 +62,13 @@ def evaluate(
     """
     for name, value in (("seq_len", seq_len), ("limit", limit)):
         if value is not None and (type(value) is not int or value < 2):
-            raise UsageError(f"{name} must be at least 2 tokens, not {value!r}")
+            raise UsageError(f"{_flag(name)} must be at least 2 tokens, not {value!r}")
     model, text = formats.path_text(file, "file"), Path(formats.path_text(data, "data"))
     other = formats.path_text(teacher, "teacher") if teacher is not None else None
     if vocab_policy not in ("shared", "renormalise"):
-        raise UsageError(f"unknown vocab_policy {vocab_policy!r:.40}", hint="use shared or renormalise")
+        raise UsageError(f"unknown --vocab-policy {vocab_policy!r:.40}", hint="use shared or renormalise")
     if vocab_policy != "shared" and teacher is None:
-        raise UsageError("vocab_policy needs a teacher to compare with", hint="add --teacher FILE, or leave it out")
+        raise UsageError("--vocab-policy needs a teacher to compare with", hint="add --teacher FILE, or leave it out")
     check_numbers(threads=(threads, 0))
     _check_engine(engine, device)
     if (engine or _engine_for([model, *([other] if other is not None else [])], device)) == "llama":
@@ -79,7 +79,7 @@ def evaluate(
             threads=threads, log=log,
         )  # fmt: skip
     if threads:
-        raise UsageError("threads applies to llama.cpp, but the engine is torch", hint="leave out threads")
+        raise UsageError("--threads applies to llama.cpp, but the engine is torch", hint="leave out --threads")
     if find_spec("torch") is None:
         raise MissingDependencyError("this evaluation needs torch", hint="pip install torch")
     from aprtrain.evaluate import score
@@ -153,35 +153,37 @@ def teacher(
     """
     check_numbers(top_k=(top_k, 1), seq_len=(seq_len, 2), threads=(threads, 0), gpu_layers=(gpu_layers, 0))
     if not (isinstance(held_out, (int, float)) and 0 < held_out <= 0.9):
-        raise UsageError(f"held_out must be above 0 and at most 0.9, not {held_out!r:.40}")
+        raise UsageError(f"--held-out must be above 0 and at most 0.9, not {held_out!r:.40}")
     if not all(isinstance(t, (int, float)) and 0.05 <= t <= 100 for t in temperature):
         wrong = next(t for t in temperature if not (isinstance(t, (int, float)) and 0.05 <= t <= 100))
         raise UsageError(f"--temperature must be between 0.05 and 100, not {wrong!r:.40}")
     if from_vllm is not None and (file is not None or set(temperature) - {1}):
         raise UsageError(
-            "from_vllm replaces the teacher and only has temperature 1",
+            "--from-vllm replaces the teacher and only has temperature 1",
             hint="leave out the model and --temperature; --student sets the model whose tokenizer is used",
         )
     if from_vllm is not None and prompts is not None:
         raise UsageError(
-            "prompts and from_vllm are mutually exclusive: write the prompts first", hint="leave out one of the two"
+            "--prompts and --from-vllm are mutually exclusive: write the prompts first", hint="leave out one of the two"
         )
     served = is_server(file)
     if served and (student is None or set(temperature) - {1} or prompts is not None):
         raise UsageError(
             "a server gives log-probabilities at temperature 1, for the tokenizer of a student"
-            if prompts is None else "prompts and a server are mutually exclusive: the server is asked directly",
+            if prompts is None else "--prompts and a server are mutually exclusive: the server is asked directly",
             hint="add --student FILE, and leave out --temperature and --prompts",
         )  # fmt: skip
     machine = {"engine": engine, "device": device, "threads": threads, "gpu_layers": gpu_layers}
     others = [name for name, value in machine.items() if value]
     if others and (served or from_vllm is not None or prompts is not None):
-        raise UsageError(f"{others[0]} has no effect without a teacher to run", hint=f"leave out {others[0]}")
+        raise UsageError(
+            f"{_flag(others[0])} has no effect without a teacher to run", hint=f"leave out {_flag(others[0])}"
+        )
     _check_engine(engine, device)
     if (engine == "torch" or device is not None) and (threads or gpu_layers):
         raise UsageError(
-            "threads and gpu_layers apply to llama.cpp, but the engine is torch",
-            hint="leave out threads and gpu_layers",
+            "--threads and --gpu-layers apply to llama.cpp, but the engine is torch",
+            hint="leave out --threads and --gpu-layers",
         )
     if find_spec("torch") is None:
         raise MissingDependencyError("writing teacher files needs torch", hint="pip install torch")
@@ -287,6 +289,11 @@ def _plain(value: object, *, many: bool) -> object:
     return tuple(_plain(each, many=False) for each in value) if isinstance(value, list | tuple) else value
 
 
+def _flag(name: str) -> str:
+    """The option of a parameter, as messages name it."""
+    return "--" + name.replace("_", "-")
+
+
 def _require_torch() -> None:
     if find_spec("torch") is None:
         raise MissingDependencyError("training needs torch", hint="pip install torch")
@@ -299,7 +306,7 @@ def _check_engine(engine: str | None, device: str | None) -> None:
     if engine not in (None, *_ENGINES):
         raise UsageError(f"unknown engine {engine!r:.40}", hint=f"one of: {', '.join(_ENGINES)}")
     if engine == "llama" and device is not None:
-        raise UsageError("device applies to torch, but the engine is llama", hint="leave out one of the two")
+        raise UsageError("--device applies to torch, but the engine is llama", hint="leave out one of the two")
 
 
 def _engine_for(models: Sequence[str], device: str | None) -> str:

@@ -442,7 +442,11 @@ _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "tex
 
 
 def check_value(row: ConfigField, value: object, where: str) -> Value:
-    """`value` converted to the field's type and checked against its range. Raises UsageError."""
+    """`value` converted to the field's type and checked against its range. Raises UsageError.
+
+    `where` is the option that it comes from, or the file or variable that sets the field.
+    """
+    what, source = (row.flag, "") if where == row.flag else (row.name, f" ({where})")
     try:
         found = _convert(row, value)
     except (TypeError, ValueError, OverflowError):
@@ -454,7 +458,7 @@ def check_value(row: ConfigField, value: object, where: str) -> Value:
             else _WORDS[row.kind]
         )
         hint = f"use {row.flag}, {row.flag} STEP or {row.flag} auto" if row.optional else None
-        raise UsageError(f"{row.name} must be {words}, not {value!r} ({where})", hint=hint) from None
+        raise UsageError(f"{what} must be {words}, not {value!r}{source}", hint=hint) from None
     wanted = ""
     if row.choices and found not in row.choices:
         wanted = f"one of {', '.join(row.choices)}"
@@ -462,7 +466,7 @@ def check_value(row: ConfigField, value: object, where: str) -> Value:
         wanted = f"at least {row.low:g}" if row.high == math.inf else f"between {row.low:g} and {row.high:g}"
     if wanted:
         usual = None if row.default is None else f"the default of {row.flag} is {row.default}"
-        raise UsageError(f"{row.name} must be {wanted}, not {found!r} ({where})", hint=usual)
+        raise UsageError(f"{what} must be {wanted}, not {found!r}{source}", hint=usual)
     return found
 
 
@@ -470,6 +474,8 @@ def _convert(row: ConfigField, value: object) -> Value:
     """Raises TypeError, ValueError or OverflowError."""
     if row.many and isinstance(value, (str, list, tuple)):
         names = (value,) if isinstance(value, str) else tuple(value)
+        if row.name == "allow_changed":  # fields, by the names of their options too
+            names = tuple(str(name).removeprefix("--").replace("-", "_") for name in names)
         for name in names if row.name == "allow_changed" else ():
             if name not in what_fields():
                 raise UsageError(

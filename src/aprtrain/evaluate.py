@@ -28,6 +28,7 @@ from aprfmt.texts.records import TEXT_FIELD
 from aprfmt.texts.sequences import IGNORED, Windows
 from aprfmt.tokenizer.alignment import SharedVocabulary, align
 from aprtrain.data.batches import Batch, batch_of
+from aprtrain.guards import EvaluationStopped
 from aprtrain.loss.objective import Objective
 from aprtrain.loss.spans import aligned as span_losses
 from aprtrain.network.decoder import Decoder, soft_cap
@@ -54,6 +55,7 @@ def evaluate(
     vocabulary: SharedVocabulary | None = None,
     max_windows: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
+    is_stopped: Callable[[], bool] = lambda: False,
     answers: TeacherTargets | None = None,
     aligned: AlignedTeacher | None = None,
 ) -> Scores:
@@ -67,10 +69,12 @@ def evaluate(
         teacher, vocabulary: the teacher to compare with, and the ids that both share.
         max_windows: maximum number of sequences, selected evenly.
         progress: called with the number of sequences done and the total.
+        is_stopped: asked before each batch whether to stop.
         answers: saved teacher log-probabilities instead of a teacher; KL then treats all unsaved tokens as one.
         aligned: runs a teacher with another tokenizer; KL is that of the outcomes of each span, per label.
 
     Raises:
+        EvaluationStopped: `is_stopped` returned True.
         RunError: no valid score: an exception; hidden states that are missing, have the wrong shape or are not
             finite; no labels; an id beyond the head.
     """
@@ -104,6 +108,8 @@ def evaluate(
         count = 0
         for start in range(0, n, rows):
             progress(start, n)
+            if is_stopped():
+                raise EvaluationStopped("a signal stopped the evaluation")
             batch = batch_of(windows, ids[start : start + rows])
             count += batch.n_valid
             sums += sums_of(batch.to(device))
@@ -258,11 +264,11 @@ def score(
         skipped: Counter[str] = Counter()
         with scoring():
             encoder = Encoder(network.tokenizer)
-        part, separator = read_part(data, encoder, skipped, log, text_field), encoder.separator
         vocabulary = None
         if other is not None:
             rows = other.shape.vocab_rows, network.shape.vocab_rows
             vocabulary = align(other.tokenizer, network.tokenizer, *rows, vocab_policy)
+        part, separator = read_part(data, encoder, skipped, log, text_field), encoder.separator
         dtype = torch.float32 if where.type == "cpu" else torch.bfloat16
         with scoring():
             windows = Windows(part, length, separator)

@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -91,13 +92,15 @@ def run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
     """Trains from `saved` to the end or an interruption; an error is recorded in the folder and raised."""
     began = time.monotonic()
     config, parts, world, progress = trainer.config, trainer.parts, trainer.world, trainer.progress
-    if not saved:
+    if not progress.evaluations:  # also if a signal stopped the first evaluation of a run that is resumed
         parts.recorder.log("evaluating before the first step")
-        scores = trainer.evaluate() if config.smoke is None else parts.evaluate()
+        scores: Numbers = {}
+        with suppress(guards.EvaluationStopped):
+            scores = trainer.evaluate() if config.smoke is None else parts.evaluate(trainer.wants_stop)
         if parts.vocabulary is not None and scores:
             allow_weaker = config.allow_weaker_teacher
             guards.check_scores(scores, parts.vocabulary.n_real, allow_weaker=allow_weaker, is_qat=bool(config.qat))
-        if config.smoke is None:
+        if config.smoke is None and not trainer.evaluation_stopped:
             _try_to_save(trainer)
         world.barrier()
     peak_before = budget.peak_bytes(world.device)
@@ -105,10 +108,10 @@ def run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
     _describe(trainer, "running")
     try:
         trainer.run()
-        is_done = trainer.is_done
         if trainer.early is not None:
             parts.recorder.log(f"early stop after step {progress.step}: {trainer.early}")
-        model = _finish(trainer, saved, is_done=is_done)
+        model = _finish(trainer, saved)
+        is_done = trainer.is_done
     except Exception as error:
         if parts.saver is not None:
             parts.saver.wait()
@@ -147,7 +150,7 @@ def _log_memory(trainer: Trainer, before: int | None) -> Numbers:
     return {"memory_plan_bytes": plan, "memory_peak_bytes": peak}
 
 
-def _finish(trainer: Trainer, saved: Saved, *, is_done: bool) -> Path | None:
+def _finish(trainer: Trainer, saved: Saved) -> Path | None:
     """Runs the last evaluation and saves the last checkpoint, unless the run was resumed from it.
 
     Returns the path of the final model, or None if the run is not finished.
@@ -157,7 +160,8 @@ def _finish(trainer: Trainer, saved: Saved, *, is_done: bool) -> Path | None:
         return None
     known = trainer.progress.evaluations
     is_scored = trainer.world.any(bool(known) and known[-1]["step"] == trainer.progress.step)  # and so it ended
-    scores = (known[-1] if known else {}) if is_scored else trainer.evaluate() if is_done else {}
+    scores = (known[-1] if known else {}) if is_scored else trainer.evaluate() if trainer.is_done else {}
+    is_done = trainer.is_done  # unless a signal has stopped this evaluation
     if not (is_done and is_scored and saved and trainer.progress.step == saved.step):
         trainer.save_now()
     snapshot = trainer.snapshot(scores) if is_done else None

@@ -291,12 +291,16 @@ class Stop:
         return self.number != 0
 
 
+class EvaluationStopped(RunError):
+    """A signal ended an evaluation between two batches."""
+
+
 @contextmanager
 def catch_signals(tell: Callable[[str], None] = lambda words: None) -> Iterator[Stop]:
     """A Stop that SIGTERM and SIGINT set inside the block; only in the main thread.
 
-    The first signal stops the run after the current step and is reported through `tell` at once, from another thread;
-    a second one ends the process. SIGHUP is ignored: a run survives the loss of its terminal.
+    The first signal stops the run after the current step or batch of an evaluation and is reported through `tell` at
+    once, from another thread; a second one ends the process. SIGHUP is ignored: a run outlives its terminal.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():

@@ -24,7 +24,7 @@ from aprtrain import budget
 from aprtrain.checkpoints.checkpoint import HostBuffers, Saver, Snapshot, copy_state
 from aprtrain.config import Config
 from aprtrain.data.batches import Batch, Batches
-from aprtrain.guards import Stop, UtilizationMonitor, Watchdog, is_better, nvml_reader, since_best
+from aprtrain.guards import EvaluationStopped, Stop, UtilizationMonitor, Watchdog, is_better, nvml_reader, since_best
 from aprtrain.hidden import HiddenStates
 from aprtrain.loss.head import Softcaps, distill_head, logit_weight
 from aprtrain.loss.objective import Objective
@@ -58,7 +58,8 @@ class Parts:
         batches: training batches, positioned at the cursor.
         objective: the loss to minimise.
         evaluate: metrics of the student on held-out data; "best" (lower is better) selects the best checkpoint: the KL
-            to the teacher, or the cross entropy without one or with kd_weight 0.
+            to the teacher, or the cross entropy without one or with kd_weight 0. Its argument is
+            `is_stopped` of `aprtrain.evaluate.evaluate`.
         saver: None in smoke runs and in processes that do not write.
         recorder: writes metrics and log lines.
         plan: rows of the memory plan.
@@ -79,7 +80,7 @@ class Parts:
     vocabulary: SharedVocabulary | None
     batches: Batches
     objective: Objective
-    evaluate: Callable[[], Numbers]
+    evaluate: Callable[[Callable[[], bool]], Numbers]
     saver: Saver | None
     recorder: Recorder
     plan: list[MemoryRow]
@@ -130,6 +131,7 @@ class Trainer:
         latest: metrics of the last step whose results were read.
         step_seconds: duration of each such step in this process.
         early: why the run stopped early, else None.
+        evaluation_stopped: whether a signal has stopped an evaluation; the same in every process.
     """
 
     def __init__(self, config: Config, world: World, parts: Parts, progress: Progress, stop: Stop) -> None:
@@ -144,6 +146,7 @@ class Trainer:
         self._softcaps = Softcaps(*(model.shape.logit_softcap if model else 0.0 for model in models))
         self._pending: _Pending | None = None
         self._asked_to_stop = False
+        self.evaluation_stopped = False
         self._asked_to_save = False
         self._looked_at = time.monotonic()
         self._saved_at = time.monotonic()
@@ -161,8 +164,12 @@ class Trainer:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run has reached its last step or stopped early."""
-        return self.progress.step >= self.config.stop or self.early is not None
+        """Whether the run has reached its last step or stopped early, and no signal has stopped an evaluation."""
+        return not self.evaluation_stopped and (self.progress.step >= self.config.stop or self.early is not None)
+
+    def wants_stop(self) -> bool:
+        """Whether a signal stops an evaluation; with FSDP, where all processes evaluate together, one of them."""
+        return self.world.any(bool(self.stop)) if self.parts.optimizer.is_sharded else bool(self.stop)
 
     @property
     def mean(self) -> StepValues | None:
@@ -404,7 +411,7 @@ class Trainer:
         if saves or (config.eval_every and step % config.eval_every == 0):
             self._pause()
             scores = self.evaluate()
-            if saves:
+            if saves and not self.evaluation_stopped:  # else `finish` saves
                 self._save(scores)
             self.early = self._why_early()
             self.world.barrier()  # outside of the watchdog: the others may have to wait long
@@ -431,18 +438,25 @@ class Trainer:
             self._utilisation.wanted.clear()
 
     def evaluate(self) -> Numbers:
-        """Evaluates, records and logs the scores; {} if this process has none. On failure all save, then raise."""
+        """Evaluates, records and logs the scores; {} if this process has none, or a signal stops the evaluation.
+
+        On failure all save, then raise.
+        """
         scores: Numbers = {}
         error: AprError | None = None
         self.parts.optimizer.search_scales()  # what a checkpoint of this step would contain
         if (self.world.is_first or self.parts.optimizer.is_sharded) and self.config.smoke is None:
             try:
-                scores = {"step": self.progress.step, **self.parts.evaluate()}
+                scores = {"step": self.progress.step, **self.parts.evaluate(self.wants_stop)}
             except AprError as found:
                 if self.parts.optimizer.is_sharded and found.__cause__ is not None:
                     raise  # possibly in this process alone: with FSDP the others cannot take part in a save
                 error = found
-        if (failure := self.world.first_error(error)) is not None:
+        failure = self.world.first_error(error)
+        if isinstance(failure, EvaluationStopped):
+            self._asked_to_stop = self.evaluation_stopped = True
+            return {}
+        if failure is not None:
             if self.progress.step:
                 self.save_now()
             self.world.barrier()

@@ -138,7 +138,7 @@ def _extended(config: Config, steps: int | None) -> tuple[Config, list[str]]:
     if steps is None:
         return config, []
     if type(steps) is not int or steps < 1:
-        raise UsageError(f"steps must be at least 1, not {steps!r:.40}")
+        raise UsageError(f"--steps must be at least 1, not {steps!r:.40}")
     before = config.total_steps or config.steps or 0
     if steps <= before:
         return replace(config, steps=steps), []

@@ -19,7 +19,7 @@ from aprfmt.io.server_url import is_server
 from aprfmt.io.sink import check_no_inputs_inside
 from aprfmt.io.temporary import scratch_folder
 from aprfmt.texts.corpus import prepare
-from aprfmt.texts.encoding import Encoder
+from aprfmt.texts.encoding import Encoder, Ids
 from aprfmt.texts.parallel import AlignedWindows, digest_of, retokenize
 from aprfmt.texts.sequences import Windows, check_windows
 from aprfmt.texts.shards import Corpus, open_corpus
@@ -28,7 +28,7 @@ from aprtrain import budget, features, guards
 from aprtrain.budget import check_means, flops_of
 from aprtrain.checkpoints.checkpoint import Saver, clear, lock_folder, prepare_folder
 from aprtrain.checkpoints.state import open_state
-from aprtrain.config import Config, changed_fields, command_fields, resolve, usual_values
+from aprtrain.config import Config, changed_fields, command_fields, resolve, schema, usual_values
 from aprtrain.data.batches import Batches, batch_of, shares_of
 from aprtrain.evaluate import evaluate
 from aprtrain.finish import Summary, run_loop
@@ -155,6 +155,7 @@ def _train(
 ) -> Summary:
     asked, config = config, resolve_residency(config, pair)
     check_residency(config.teacher_residency if pair.teacher is not None else "bf16", world.device)
+    prompts = _prompts(config, pair, recorder)  # before the data, which take longer
     corpus = _corpus(config, world, folder, saved, pair, recorder)
     windows = Windows(corpus.train, config.seq_len, corpus.separator)
     held_out = Windows(corpus.held_out, config.seq_len, corpus.separator)
@@ -192,13 +193,15 @@ def _train(
     answers, scored = open_teacher_files(config, pair, windows, held_out)
     aligned, aligned_held_out = _aligned_teachers(config, pair, teacher, twins, world.device)
 
-    def evaluate_student() -> Numbers:
-        found = evaluate(
-            student, held_out, rows=rows, device=world.device, teacher=teacher, vocabulary=pair.vocabulary,
-            max_windows=config.eval_sequences, answers=scored, aligned=aligned_held_out,
-            progress=lambda done, of: recorder.doing(f"evaluating: {done} of {of} sequences"),
-        )  # fmt: skip
-        recorder.doing("")
+    def evaluate_student(is_stopped: Callable[[], bool]) -> Numbers:
+        try:
+            found = evaluate(
+                student, held_out, rows=rows, device=world.device, teacher=teacher, vocabulary=pair.vocabulary,
+                max_windows=config.eval_sequences, answers=scored, aligned=aligned_held_out, is_stopped=is_stopped,
+                progress=lambda done, of: recorder.doing(f"evaluating: {done} of {of} sequences"),
+            )  # fmt: skip
+        finally:
+            recorder.doing("")
         return {**asdict(found), "best": found.ce if found.kl is None or not config.kd_weight else found.kl}
 
     learns = teacher is not None or answers is not None
@@ -218,7 +221,7 @@ def _train(
         on_stall=on_stall,
         answers=answers,
         aligned=aligned,
-        sampler=_sampler(config, pair, student, corpus, world, rows, recorder),
+        sampler=_sampler(config, prompts, student, corpus, world, rows),
         sample=partial(sample_texts, student, held_out, tokenizer, config.samples, world.device)
         if config.samples and (tokenizer := pair.student.tokenizer) is not None
         else None,
@@ -304,14 +307,21 @@ def _load(
     return plan, student, optimizer, quantizer, teacher
 
 
-def _sampler(
-    config: Config, pair: TrainingPair, student: Decoder, corpus: Corpus, world: World, rows: int, recorder: Recorder
-) -> Sampler | None:
-    """What --on-policy samples with."""
+def _prompts(config: Config, pair: TrainingPair, recorder: Recorder) -> tuple[Encoder, list[Ids]] | None:
+    """The prompts of --on-policy, and what has encoded them."""
     if config.prompts is None:
         return None
     encoder, longest = Encoder(pair.student.tokenizer), config.seq_len - config.new_tokens
-    prompts = read_prompts(Path(config.prompts), encoder, config.text_field, longest, recorder.log)
+    return encoder, read_prompts(Path(config.prompts), encoder, config.text_field, longest, recorder.log)
+
+
+def _sampler(
+    config: Config, given: tuple[Encoder, list[Ids]] | None, student: Decoder, corpus: Corpus, world: World, rows: int
+) -> Sampler | None:
+    """What --on-policy samples with."""
+    if given is None:
+        return None
+    encoder, prompts = given
     return Sampler(
         student, prompts, config.seq_len, config.sequences_per_step // world.size, rows, config.new_tokens,
         corpus.separator, encoder.begin, config.seed, world.rank, world.size, share=config.on_policy,
@@ -461,9 +471,12 @@ def _check_resumed(config: Config, saved: Saved, origin: Origin) -> None:
     """Refuses to resume with options, models or data that would change the results."""
     changed = [name for name in changed_fields(saved.config, config) if name not in config.allow_changed]
     if changed:
-        was = ", ".join(f"{name} was {saved.config.get(name)!r}" for name in changed)
+        now = config.to_json()
+        differences = ", ".join(
+            f"{schema()[name].flag} was {saved.config.get(name)!r}, is {now[name]!r}" for name in changed
+        )
         raise RefusedError(
-            f"the run to resume was configured differently: {was}",
+            f"the run to resume was configured differently: {differences}",
             hint="to resume anyway, add " + " ".join(f"--allow-changed {name}" for name in changed),
         )
     before, names = _fingerprints(saved.origin), {"student": "student's initial weights"}

@@ -62,6 +62,9 @@ _MAX_REST = 0.1  # residual mass above which the saved distribution is a poor te
 _POSITIONS = {"cpu": 256, "cuda": 1024}  # per chunk of logits
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}  # of a batch in torch
 _TOKENS = "tokens"
+_OPTIONS = {"seq_len": "--seq-len", "k": "--top-k", "temperatures": "--temperature"}
+"""Options of `apr teacher` that set fields of a file's header."""
+
 SERVER_TOP_K = 20
 """Log-probabilities of a position that vLLM gives without further options."""
 
@@ -216,7 +219,9 @@ def _todo(
     """The files still to write. Raises RefusedError if existing files have other options or other text."""
     for path in sorted(old):
         was, now = TeacherShard(path).facts.to_metadata(), facts.to_metadata()
-        if different := [f"{name} was {was[name]}, is {now[name]}" for name in now if was[name] != now[name]]:
+        if different := [
+            f"{_OPTIONS.get(name, name)} was {was[name]}, is {now[name]}" for name in now if was[name] != now[name]
+        ]:
             raise RefusedError(
                 f"the folder contains files of a different run: {'; '.join(different)}", path=path,
                 hint="use the same options to resume, or choose another -o",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -14,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.errors import ChecksumError, StorageError
+from aprfmt.errors import ChecksumError, StorageError, storage_errors
 from aprfmt.io.cache import CacheFolder
+from aprfmt.io.sink import check_space
 
 DATA = b"weights" * 1000
 
@@ -121,6 +124,24 @@ def test_a_failure_leaves_nothing_that_is_used(cache: CacheFolder) -> None:
     with pytest.raises(StorageError, match="disk full"):
         cache.entry("a.gguf", half)
     assert cache.entry("a.gguf", write).made
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_a_full_disk_of_the_cache_names_its_variable(cache: CacheFolder, tmp_path: Path, is_checked: bool) -> None:
+    def check(path: Path) -> None:
+        check_space(path.parent, 1 << 80)
+
+    def fill(path: Path) -> None:
+        with storage_errors(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    make = check if is_checked else fill
+    with pytest.raises(StorageError, match=re.escape(str(cache.path))) as caught:
+        cache.entry("a.gguf", make)
+    assert caught.value.hint == "free some space, or set APR_CACHE to a folder on another disk"
+    with pytest.raises(StorageError) as caught:
+        cache.entry("a.gguf", lambda path: make(tmp_path / "elsewhere.gguf"))
+    assert "APR_CACHE" not in str(caught.value.hint), "the disk of temporary files, for example"
 
 
 def test_a_link_in_place_of_the_lock_is_refused(cache: CacheFolder, tmp_path: Path) -> None:

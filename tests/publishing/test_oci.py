@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
@@ -164,6 +165,21 @@ def test_a_download_continues_in_another_process(registry: OciRegistry, folder: 
     assert found.reused_bytes > 0
     assert len(registry.requests) - requests < len(found.files)
     assert files_in(tmp_path / "out") == files_in(folder)
+
+
+def test_a_disk_that_fills_during_a_download(
+    registry: OciRegistry, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(registry, folder)
+
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(StorageError, match="No space left") as caught:
+        pull(registry, tmp_path / "out")
+    assert str(tmp_path / "cache") in str(caught.value.path)
+    assert caught.value.hint == "free some space, or set APR_CACHE to a folder on another disk"
 
 
 def test_every_digest_is_compared(registry: OciRegistry, folder: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import demo_model
 import numpy as np
 import pytest
 
@@ -189,6 +190,15 @@ def test_damaged_logits_files(small: Path, text: Path, tiny_gguf: Path, tmp_path
     saved.write_bytes(struct.pack("<8s3i", b"_logits_", N_CTX, 8, 1) + bytes(4 * N_CTX) + rows.tobytes())
     with pytest.raises(RefusedError, match="vocabularies differ"):
         aprfmt.kl_divergence(small, saved)
+
+
+def test_vocabularies_are_compared_before_the_reference_is_computed(
+    tiny_gguf: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(divergence, "write_logits", lambda *args, **options: pytest.fail("too early"))
+    demo_model.build(tmp_path / "demo.gguf")
+    with pytest.raises(RefusedError, match="the model has 300 tokens, the reference 320"):
+        aprfmt.kl_divergence(tmp_path / "demo.gguf", tiny_gguf, text, n_ctx=N_CTX)
 
 
 def test_chunks_are_not_longer_than_the_context(tiny_model: Callable[[str], Any], text: Path, tmp_path: Path) -> None:

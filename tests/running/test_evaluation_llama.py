@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from arch_models import build, find_case, write_tokenizers
 
 import aprfmt
 from aprfmt.cli.main import run
-from aprfmt.errors import MissingDependencyError, RefusedError, UnsupportedError, UsageError
+from aprfmt.errors import MissingDependencyError, NotFoundError, RefusedError, UnsupportedError, UsageError
 from aprfmt.llama.client import Llama
 from aprfmt.running import scoring
 from aprfmt.running.scoring import LogitsReader
@@ -117,6 +118,23 @@ def test_an_apr_and_a_folder(tmp_path: Path, documents: Path, monkeypatch: pytes
     ]
     assert scores[0] == scores[1]
     assert scores[2] == pytest.approx(scores[0], rel=1e-3)
+
+
+def test_missing_data_are_noticed_before_an_export(
+    tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
+    gguf, model, data = gguf_of("llama", tmp_path), tmp_path / "m.apr", tmp_path / "absent"
+    aprfmt.convert_model(gguf, model)
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: aprfmt.evaluate(model, data, engine="llama"),
+        lambda: aprfmt.kl_divergence(model, gguf, data),
+        lambda: aprfmt.quantize_model(model, tmp_path / "q.gguf", "q4_k_m", imatrix="auto", data=data),
+    )
+    for call in calls:
+        with pytest.raises(NotFoundError, match="no such file or folder"):
+            call()
+        assert not (tmp_path / "cache/exports").exists()
 
 
 def test_refusals(tmp_path: Path, documents: Path, monkeypatch: pytest.MonkeyPatch) -> None:

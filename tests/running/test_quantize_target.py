@@ -248,6 +248,14 @@ def test_rounded_activations_are_part_of_the_prediction(tmp_path: Path) -> None:
     assert {o.dtype for o in chooser.within_loss(0.01).values()} == {"Q4_0"}
 
 
+def test_a_full_disk_of_the_measurements_names_the_variable_of_the_cache(tmp_path: Path) -> None:
+    chooser = TypeChooser(lambda line: None, tmp_path / "known.jsonl")
+    (tmp_path / "known.jsonl").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="No space left") as caught:
+        chooser.measure_rounding(lambda: 0.005)
+    assert "set APR_CACHE" in str(caught.value.hint)
+
+
 def test_two_measured_outputs_bracket_the_target(tmp_path: Path) -> None:
     """Where the KL grows as the square of the loss, one scale would aim too high and too low in turn."""
     chooser = TypeChooser(lambda line: None, tmp_path / "known.jsonl")

@@ -119,6 +119,14 @@ def test_missing_and_empty_data_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty/a.so").touch()
     with pytest.raises(RefusedError, match="skipped 1 files that are not source code"):
         make(tmp_path, tmp_path / "empty")
+    (tmp_path / "empty/b.json").write_text('[{"text": "a"}, {"text": "b"}]')  # a configuration, in a folder
+    with pytest.raises(RefusedError, match="no training documents") as unread:
+        make(tmp_path, tmp_path / "empty")
+    assert str(unread.value.hint).endswith("; .json files by their paths")
+    texts = write_jsonl(tmp_path / "b.jsonl", functions(9))
+    with pytest.raises(RefusedError, match="no held-out documents") as none:
+        make(tmp_path, texts, held_out_paths=[tmp_path / "a.jsonl"])
+    assert none.value.hint == "add text to --eval-data"
 
 
 def test_a_long_reading_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

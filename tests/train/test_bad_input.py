@@ -90,7 +90,7 @@ ROWS = {
     "one input, many labels": Row({"--data": "clashing.jsonl"}, 5, "no model can learn both", "--seq-len"),
     "broken JSON": Row({"--data": "broken.jsonl", "--strict": ""}, 4, "line 2", "without --strict"),
     "another field": Row({"--text-field": "body"}, 5, "records without 'body'", "--text-field"),
-    "a weight that stands alone": Row({"--data": "other.jsonl:0.5"}, 2, "requires several --data", "leave out"),
+    "a weight that stands alone": Row({"--data": "other.jsonl:0.5"}, 2, "requires several --data", "--data "),
     "no UTF-8": Row({"--data": "latin.txt"}, 4, "UTF-8", ".jsonl"),
     "data that end": Row({"--repeat": None, "--steps": "99999"}, 5, "epochs", "--repeat"),
     "evaluated on what is trained on": Row(
@@ -104,7 +104,7 @@ ROWS = {
         5, "300 tokens", "vocab_size", "pretrain",
     ),
     # Options that were read and thrown away, defaults that nobody chose.
-    "windows of one token": Row({"--seq-len": "1"}, 2, "seq_len", "--seq-len"),
+    "windows of one token": Row({"--seq-len": "1"}, 2, "--seq-len must be", "--seq-len"),
     "an option that is none": Row({"--learning-pace": "1e-3"}, 2, "--learning-pace", "--help"),
     "a key that is none": Row({"--config": "options.toml"}, 2, "learning_rate", ""),
     "an end that nobody named": Row({"--steps": None, "--repeat": None}, 2, "--steps or --epochs", "--steps"),
@@ -206,8 +206,8 @@ def test_what_the_rows_differ_from_works(bench: Bench, capsys: pytest.CaptureFix
         ({}, 5, "already contains a run", "--resume"),
         ({"--resume": ""}, 2, "already completed 2 steps", "--steps"),
         ({"--resume=later": ""}, 2, "the step of a checkpoint, auto, true or false", ""),
-        ({"--resume": "", "--steps": "3", "--lr": "1e-3"}, 5, "lr was", "--allow-changed lr"),
-        ({"--resume": "", "--steps": "3", "--seed": "7"}, 5, "seed was", "--allow-changed seed"),
+        ({"--resume": "", "--steps": "3", "--lr": "1e-3"}, 5, "--lr was", "--allow-changed lr"),
+        ({"--resume": "", "--steps": "3", "--seed": "7"}, 5, "--seed was", "--allow-changed seed"),
         ({"--resume": "", "--steps": "3", "--data": "other.jsonl"}, 5, "the data differ", "-o"),
         ({"--resume": "", "--steps": "3", "": "f16.apr"}, 5, "the teacher changed", "-o"),
     ],

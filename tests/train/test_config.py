@@ -165,16 +165,16 @@ def test_a_bad_file_is_a_usage_error(tmp_path: Path, text: str) -> None:
         ({"data": None}, "--data"),
         ({"output": None}, "--output"),
         ({"steps": None}, "--steps or --epochs"),
-        ({"kd_weight": 1.5}, "kd_weight"),
+        ({"kd_weight": 1.5}, "--kd-weight must be between 0 and 1, not 1.5"),
         ({"temperature": 0.0}, "temperature"),
         ({"loss": "kl"}, "unknown loss 'kl': use forward, reverse, skew, jsd, tv"),
         ({"beta": 0.3}, "--loss jsd or skew"),
         ({"beta": 0.3, "loss": "tv"}, "--loss jsd or skew"),
-        ({"lr": 0.0}, "lr"),
-        ({"lr": float("nan")}, "lr"),
-        ({"clip": float("inf")}, "clip must be a number"),
-        ({"save_minutes": 10**400}, "save_minutes must be a number"),
-        ({"seq_len": 1}, "seq_len"),
+        ({"lr": 0.0}, "--lr"),
+        ({"lr": float("nan")}, "--lr"),
+        ({"clip": float("inf")}, "--clip must be a number"),
+        ({"save_minutes": 10**400}, "--save-minutes must be a number"),
+        ({"seq_len": 1}, "--seq-len"),
         ({"tokens_per_step": 5000}, "multiple"),
         ({"micro_tokens": 5000}, "multiple"),
         ({"repeat": True, "epochs": 2}, "mutually exclusive"),
@@ -188,6 +188,20 @@ def test_what_makes_no_sense_is_refused(change: dict[str, Any], word: str) -> No
     with pytest.raises(UsageError) as caught:
         made(**change)
     assert word in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_wrong_value_is_named_as_it_was_set(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("held_out = 2\n")
+    with pytest.raises(UsageError, match=r"^held_out must be between 1e-09 and 0.9, not 2.0 \(.*c.toml\)$"):
+        made(file)
+    with pytest.raises(UsageError, match=r"^log_every must be an integer, not 'x' \(APR_DISTILL_LOG_EVERY\)$"):
+        made(None, {"APR_DISTILL_LOG_EVERY": "x"})
+
+
+def test_options_that_may_change_are_named_as_typed() -> None:
+    config = made(resume=True, allow_changed=("--weight-decay", "weight-decay", "held_out"))
+    assert config.allow_changed == ("weight_decay", "weight_decay", "held_out")
 
 
 def test_each_command_has_its_own_start() -> None:

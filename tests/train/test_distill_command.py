@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -120,6 +121,16 @@ def test_refusals_have_their_exit_codes(
     assert apr([*words(teacher_file, corpus_file, tmp_path / "o"), *change, "--json"]) == code
     error = answer(capsys)["error"]
     assert word in f"{error['message']} {error['hint']} {error['path']}"
+
+
+def test_the_hint_at_a_finished_run_is_a_line_to_type(
+    teacher_file: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = words(teacher_file, corpus_file, tmp_path / "o", "--total-steps", "10", "--steps", "2")
+    assert apr(how) == 0
+    assert apr(how) == 5
+    hint = capsys.readouterr().err.partition("hint: ")[2]
+    assert hint.splitlines()[0] == shlex.join(["apr", *how, "--resume"])
 
 
 def test_the_time_of_a_resumed_run_is_that_of_its_last_part(

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -208,9 +208,9 @@ def test_metrics_after_the_resumed_step_are_dropped(distil: Distil, tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"lr": 1e-3}, "lr was 0.003"),
+        ({"lr": 1e-3}, "--lr was 0.003, is 0.001"),
         ({"seed": 7}, "seed"),
-        ({"total_steps": 9}, "total_steps"),
+        ({"total_steps": 9}, "--total-steps was 8, is 9"),
         ({"kd_weight": 0.5}, "kd"),
     ],
 )
@@ -231,7 +231,7 @@ def test_another_teacher_student_or_corpus_does_not_resume(distil: Distil, tmp_p
     aprfmt.import_model(teacher_file, tmp_path / "bf16.apr", dtype="bf16")
     with pytest.raises(RefusedError, match="teacher"):
         distil(**again, teacher=str(tmp_path / "bf16.apr"))
-    with pytest.raises(RefusedError, match="student_init"):
+    with pytest.raises(RefusedError, match="--student-init was"):
         distil(**again, student_init="layers:1,")
     with pytest.raises(RefusedError, match="initial weights"):
         distil(**again, student_init="layers:1,", allow_changed=("student_init",))
@@ -421,6 +421,59 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(distil: Distil, 
         signal.signal(number, handler)
     assert (summary.get("interrupted"), summary["steps"], summary["model"]) == (number, 3, None)
     assert checkpoint.read_pointer(tmp_path / "run", LATEST) == 3
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[int]]]:
+    """Sends SIGINT before the third batch of an evaluation, given by its number; returns the batches of each."""
+    handler = signal.signal(signal.SIGINT, lambda *_: None)
+
+    def at(number: int) -> list[int]:
+        batches: list[int] = []
+
+        def observed(*args: Any, progress: Callable[[int, int], None], **options: Any) -> Any:
+            batches.append(0)
+
+            def count(done: int, of: int) -> None:
+                progress(done, of)
+                if (len(batches), batches[-1]) == (number + 1, 2):
+                    os.kill(os.getpid(), signal.SIGINT)
+                else:
+                    batches[-1] += 1
+
+            return evaluate(*args, progress=count, **options)
+
+        monkeypatch.setattr("aprtrain.run.evaluate", observed)
+        return batches
+
+    yield at
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.parametrize(("evaluation", "step", "scored"), [(0, 0, [0, 2, 4]), (1, 2, [0, 4]), (2, 4, [0, 2, 4])])
+def test_a_signal_stops_an_evaluation_between_two_batches(
+    distil: Distil, tmp_path: Path, interrupt: Callable[[int], list[int]], evaluation: int, step: int, scored: list[int]
+) -> None:
+    """The first, one between two steps, and the last. The resumed run has the same weights."""
+    given = {"steps": 4, "save_every": 2}
+    whole = distil("whole", **given)
+    batches = interrupt(evaluation)
+    summary = distil(**given)
+    assert batches == [*[8] * evaluation, 2]
+    assert (summary["interrupted"], summary["steps"], summary["model"]) == (signal.SIGINT, step, None)
+    assert checkpoint.read_pointer(tmp_path / "run", LATEST) == step
+    assert json.loads((tmp_path / "run" / METADATA).read_text())["status"] == "interrupted"
+
+    resumed = distil(resume=True, **given)
+    assert "interrupted" not in resumed
+    assert [score["step"] for score in lines(tmp_path / "run", "evaluation")] == scored
+    assert weights(Path(resumed["model"])) == weights(Path(whole["model"]))
+
+
+def test_a_signal_stops_the_evaluation_of_a_smoke_run(distil: Distil, interrupt: Callable[[int], list[int]]) -> None:
+    batches = interrupt(0)
+    summary = distil(steps=500, smoke=7)
+    assert (summary["interrupted"], summary["steps"], batches) == (signal.SIGINT, 0, [2])
 
 
 # --- smoke, files, progress ---

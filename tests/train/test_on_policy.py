@@ -15,7 +15,7 @@ import train_runs
 from train_models import Maker, load
 from train_runs import lines, weights
 
-from aprfmt.errors import RefusedError, UsageError
+from aprfmt.errors import NotFoundError, RefusedError, UsageError
 from aprfmt.texts.encoding import HIDDEN, Encoder
 from aprfmt.texts.records import Chat
 from aprtrain import sampler as sampler_module
@@ -215,6 +215,12 @@ def test_the_student_samples_as_it_is_and_only_its_tokens_are_labels(teacher_fil
     assert not torch.equal(sampler.batches(0)[0].tokens_NT, batches[0].tokens_NT)
 
 
+def test_prompts_are_read_before_the_data(distil: Distil, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no such file"):
+        distil(on_policy=0.5, prompts=str(tmp_path / "absent.jsonl"), new_tokens=8)
+    assert not (tmp_path / "run/tokens").exists()
+
+
 def test_prompts_beyond_the_sequence_are_left_out_and_counted(teacher_file: Path, tmp_path: Path) -> None:
     with open_network(teacher_file) as network:
         encoder = Encoder(network.tokenizer)
@@ -240,7 +246,7 @@ def test_prompts_beyond_the_sequence_are_left_out_and_counted(teacher_file: Path
     [
         ({"on_policy": 0.5}, "given together"),
         ({"prompts": "p"}, "given together"),
-        ({"on_policy": 0.5, "prompts": "p", "new_tokens": 5000}, "less than --seq-len"),
+        ({"on_policy": 0.5, "prompts": "p", "new_tokens": 5000}, "--new-tokens 5000 is not less than --seq-len"),
         ({"on_policy": 0.5, "prompts": "p", "shard": "weights"}, "mutually exclusive"),
         ({"on_policy": 0.5, "prompts": "p", "teacher": None, "teacher_logprobs": "x"}, "needs a loaded teacher"),
     ],

@@ -237,7 +237,7 @@ def test_half_a_checkpoint_is_a_damaged_one(run_folder: Path, suffix: str) -> No
 
 
 def test_two_checkpoints_are_the_fewest_that_are_kept() -> None:
-    with pytest.raises(UsageError, match="keep must be at least 2"):
+    with pytest.raises(UsageError, match=r"^--keep must be at least 2, not 1$"):
         build("pretrain", {"init": "m", "data": "d", "output": "o", "steps": 2, "keep": 1})
 
 

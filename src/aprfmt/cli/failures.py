@@ -258,14 +258,9 @@ def _with_added(hint: str | None) -> str | None:
     arguments = out.arguments
     if not hint or not arguments or arguments[0] not in COMMANDS or (match := _ADDED.match(hint)) is None:
         return None
-    from aprfmt.cli.foreign_line import command_of
+    from aprfmt.cli.foreign_line import command_of, is_switch
 
-    switches = {
-        name
-        for p in command_of(arguments[0]).params
-        if getattr(p, "is_flag", False) or (p.metavar or "").startswith("[=")
-        for name in p.opts
-    }
+    switches = {name for p in command_of(arguments[0]).params if is_switch(p) for name in p.opts}
     rest, added = match["words"].split(), list[str]()
     while rest and rest[0].startswith("--"):
         n_words = 1 if rest[0].rstrip(",;") in switches or "=" in rest[0] else 2

@@ -16,7 +16,7 @@ from aprfmt.cli.foreign_options import OPTIONS, OPTIONS_OF, Meaning
 from aprfmt.io.source import exists
 
 if TYPE_CHECKING:
-    from typer._click import Command
+    from typer._click import Command, Parameter
 
 _NAME = re.compile(r"\b[A-Z]+\b")
 _UPLOADS = ("push", "upload", "upload-folder", "upload-model", "push-to-hub", "publish")
@@ -79,6 +79,11 @@ def command_of(name: str) -> Command:
     group = typer.main.get_command(build(name))
     assert isinstance(group, typer.core.TyperGroup)
     return group.commands[name]
+
+
+def is_switch(param: Parameter) -> bool:
+    """Whether an option may stand without a value, as `--resume [STEP|auto]`."""
+    return bool(getattr(param, "is_flag", False)) or (param.metavar or "").startswith("[")
 
 
 def option_of(word: str) -> str:
@@ -174,7 +179,7 @@ class OtherLine:
 
     def _is_switch(self, option: str) -> bool:
         param = self._params.get(option)
-        return param is not None and (bool(getattr(param, "is_flag", False)) or (param.metavar or "").startswith("[="))
+        return param is not None and is_switch(param)
 
     @staticmethod
     def _after(word: str, arguments: Sequence[str]) -> str:

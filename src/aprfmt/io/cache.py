@@ -12,6 +12,7 @@ have written are never used.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -19,8 +20,8 @@ import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aprfmt.errors import AprError, ChecksumError, StorageError, UsageError, storage_errors
@@ -103,6 +104,18 @@ def own_folder(path: Path) -> None:
         raise StorageError("other users can write to the cache", path=path, hint=hint)
 
 
+@contextmanager
+def storing_in(folder: PathLike, variable: str = CACHE_VARIABLE) -> Iterator[None]:
+    """An error of the block about a full disk under `folder` gets the hint to set `variable` to another folder."""
+    try:
+        yield
+    except StorageError as error:
+        place = Path(os.path.abspath(error.path or os.sep))
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and place.is_relative_to(os.path.abspath(folder)):
+            error.hint = f"free some space, or set {variable} to a folder on another disk"
+        raise
+
+
 _in_use: weakref.WeakValueDictionary[str, CacheEntry] = weakref.WeakValueDictionary()
 
 
@@ -173,7 +186,11 @@ class CacheFolder:
         Marks an existing file as used last. Raises StorageError, and what `make` raises.
         """
         own_folder(self.path)
-        target, begun = self.path / name, time.monotonic()
+        with storing_in(self.path):
+            return self._entry(self.path / name, make)
+
+    def _entry(self, target: Path, make: Callable[[Path], None]) -> CacheEntry:
+        begun = time.monotonic()
         while True:
             lock = _open_lock(target)
             try:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from aprfmt.errors import ChecksumError, StorageError, storage_errors
 from aprfmt.io import remote_file
-from aprfmt.io.cache import cache_home, own_folder
+from aprfmt.io.cache import cache_home, own_folder, storing_in
 from aprfmt.io.remote_file import RemoteFile, new_hash
 from aprfmt.io.source import Source, register_remote
 
@@ -188,7 +188,7 @@ def fetch_blob(
     disk is full. Raises AprError; ChecksumError for another digest.
     """
     part = blob.with_name(f"{blob.name}.apr.incomplete")
-    with _locked(part) as fd:
+    with storing_in(blob.parent, variable), storage_errors(part), _locked(part) as fd:
         if blob.is_file():  # another process was faster
             return
         found, done = new_hash(file.digest, file.size), 0

@@ -132,11 +132,13 @@ def check_space(folder: PathLike, n_bytes: int) -> None:
     with storage_errors(folder):
         free = shutil.disk_usage(folder).free
     if free < n_bytes:
-        raise StorageError(
+        error = StorageError(
             f"disk full: the output needs {n_bytes} bytes, {free} are free",
             path=folder,
             hint="free some space or write to another disk; nothing was written",
         )
+        error.errno = errno.ENOSPC
+        raise error
 
 
 def _resolve_links(path: str) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,11 +26,14 @@ from aprfmt.io.temporary import scratch_folder
 from aprfmt.llama.client import Llama
 from aprfmt.running.decoders import open_decoder
 from aprfmt.running.divergence_report import Divergence, histogram
+from aprfmt.running.generate import metadata_of
 from aprfmt.running.imatrix import text_of
+from aprfmt.running.prepared import prepare
 from aprfmt.running.scoring import LogitsReader
 from aprfmt.running.token_chunks import spread_chunks, token_chunks, with_bos
 from aprfmt.schema import check_numbers
 from aprfmt.texts.sequences import check_length
+from aprfmt.texts.sources import list_files
 from aprfmt.types import Array, PathLike, paths_of
 
 if TYPE_CHECKING:
@@ -117,6 +121,9 @@ def kl_divergence(
                 raise UsageError("--data is missing: the text to compare the models on", hint="add --data text.txt")
             path = formats.path_text(save_logits, "save_logits") if save_logits is not None else path
             check_target(path, [name, reference, *map(str, texts)], force)
+            list_files(texts, Counter())  # before a model is exported
+            kept = [prepare(each, say=log) for each in (name, reference)]
+            _check_vocabularies(*(_count_tokens(each.path) for each in kept))
             with load(reference, n_ctx=n_ctx) as llama:
                 found = chunks_of(llama, texts, n_ctx, chunks, text_field)
                 log(f"computing the distributions of {reference}")
@@ -155,6 +162,21 @@ def _context(models: Mapping[str, str], n_ctx: int | None) -> int:
         else:
             check_length(length, who, positions)
     return length
+
+
+def _count_tokens(gguf: str) -> int:
+    """Tokens of its vocabulary; 0 if it has none."""
+    tokens = metadata_of(gguf).get("tokenizer.ggml.tokens")
+    return len(tokens) if isinstance(tokens, Sized) else 0
+
+
+def _check_vocabularies(n_model: int, n_reference: int) -> None:
+    """Raises RefusedError for vocabularies of different sizes; 0: unknown."""
+    if n_model and n_reference and n_model != n_reference:
+        raise RefusedError(
+            f"the vocabularies differ: the model has {n_model} tokens, the reference {n_reference}",
+            hint="KL divergence needs models with the same tokenizer",
+        )
 
 
 def _page(output: PathLike | None, inputs: Sequence[str], *, force: bool) -> str | None:
@@ -308,11 +330,7 @@ def compare(llama: Llama, path: PathLike, *, progress: StartProgress | None = No
     import numpy as np
 
     head = read_head(path)
-    if head.n_vocab != llama.n_vocab:
-        raise RefusedError(
-            f"the vocabularies differ: the model has {llama.n_vocab} tokens, the reference {head.n_vocab}",
-            hint="KL divergence needs models with the same tokenizer",
-        )
+    _check_vocabularies(llama.n_vocab, head.n_vocab)
     advance = progress(head.n_ctx * head.n_chunks) if progress is not None else None
     parts: list[list[Array]] = []
     with scratch_folder("logits") as folder, storage_errors(path), open(path, "rb") as file:

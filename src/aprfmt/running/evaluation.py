@@ -151,6 +151,12 @@ def sequence_length(seq_len: int | None, limit: int | None, made_for: Mapping[st
     return length
 
 
+def check_data(data: Path) -> None:
+    """Raises as `list_files` if there are no such data: to call before a model is exported."""
+    if not (data / HEADER).is_file():
+        list_files([data], Counter())
+
+
 def read_part(
     data: Path | Sequence[Path], encoder: TextEncoder, skipped: Counter[str], log: Log, text_field: str = TEXT_FIELD
 ) -> CorpusSplit:

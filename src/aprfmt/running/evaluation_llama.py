@@ -26,6 +26,7 @@ from aprfmt.running.evaluation import (
     Evaluation,
     Scores,
     TextEncoder,
+    check_data,
     read_part,
     scores_of,
     scoring,
@@ -94,6 +95,7 @@ def score(
         facts = [_facts(each, model) for each, model in zip(paths, opened, strict=True)]
         made_for = {who: n for who, model in zip(names, opened, strict=False) if (n := positions_of(model))}
         length = sequence_length(seq_len, limit, made_for)
+        check_data(data)
         loaded = [
             stack.enter_context(open_decoder(each, n_ctx=length + 8, n_threads=threads, gpu_layers=gpu_layers, say=log))
             for each in paths

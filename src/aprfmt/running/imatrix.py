@@ -146,11 +146,13 @@ def cached_imatrix(
     from aprfmt.io.cache import CacheFolder
     from aprfmt.running.importance import remarks
     from aprfmt.running.prepared import key, prepare
+    from aprfmt.texts.sources import list_files
 
     if not data:
         raise UsageError(f"--imatrix {AUTO} needs text", hint="set it with --data")
-    model = prepare(file, say=log)
     texts = [formats.path_text(path, "data") for path in data]
+    list_files([Path(text) for text in texts], Counter())  # before the model is exported
+    model = prepare(file, say=log)
     own = key(texts, {"model": model.key, "chunks": chunks, "text_field": text_field})
     name = f"{Path(formats.path_text(file, 'file')).stem[:40]}-{own}.imatrix.gguf"
 

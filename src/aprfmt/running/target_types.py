@@ -34,7 +34,7 @@ from aprfmt.convert.quantization_error import sample_rows
 from aprfmt.convert.report import QuantizedGroup, Report
 from aprfmt.convert.type_recipe import RecipeRow, TypeRecipe, exact
 from aprfmt.errors import RefusedError, storage_errors
-from aprfmt.io.cache import cache_home, own_folder
+from aprfmt.io.cache import cache_home, own_folder, storing_in
 from aprfmt.io.source import exists
 from aprfmt.running.sensitivity import PerturbedModel, groups_of, role_of
 from aprfmt.running.type_systems import GGML_TYPES, TypeSystem
@@ -171,7 +171,7 @@ class TypeChooser:
 
     def _note(self, key: str, value: float) -> None:
         self.known[key] = value
-        with storage_errors(self.store), open(self.store, "a", encoding="utf-8") as file:
+        with storing_in(self.store.parent), storage_errors(self.store), open(self.store, "a", encoding="utf-8") as file:
             file.write(json.dumps([key, value]) + "\n")
 
     # --- costs ---

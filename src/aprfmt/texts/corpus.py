@@ -219,13 +219,20 @@ def _write(plan: _CorpusPlan, folder: Path, keys: tuple[str, str], held_out: flo
         left_out = "".join(f", {n} {what}" for what, n in (+found.skipped).items())
         for part, what in (("train", "training"), ("held_out", "held-out")):
             if not parts[part]["documents"]:
+                hint = "add text: at least two different documents, since one is held out"
+                if plan.threshold is None:
+                    hint = f"add text to --{'eval-data' if part == 'held_out' else 'data'}"
+                if not n_files:
+                    hint = (
+                        "pass text, jsonl, csv, parquet or source files, or folders of them; .json files by their paths"
+                    )
                 raise RefusedError(
                     f"no {what} documents: {found.read} read, {found.empty} empty, {found.duplicate} duplicates"
                     + (f"; skipped{left_out[1:]}" if left_out else ""),
-                    hint="add text: at least two different documents, since one is held out"
+                    hint=hint
                     + (
                         "; set the field of a record's text with --text-field"
-                        if found.skipped and not found.read
+                        if n_files and found.skipped and not found.read
                         else ""
                     ),
                 )

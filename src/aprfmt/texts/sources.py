@@ -80,10 +80,11 @@ def split_weights(texts: Sequence[str]) -> tuple[list[Path], list[Fraction]]:
             "set a weight for every --data, or for none",
             hint=" ".join(f"--data {path}:{Fraction(1, len(paths)).__float__():.2g}" for path in paths),
         )
-    if weights and (not all(weights) or len(weights) == 1):
-        raise UsageError(
-            "a weight must be above 0 and requires several --data", hint="leave out the weight, or the path"
-        )
+    if not all(weights):
+        unused = paths[weights.index(Fraction(0))]
+        raise UsageError(f"--data {unused}: its weight must be above 0", hint="set a weight, or leave out the path")
+    if len(weights) == 1:
+        raise UsageError(f"--data {paths[0]}: a weight requires several --data", hint=f"--data {paths[0]}")
     return paths, [weight / sum(weights) for weight in weights]
 
 

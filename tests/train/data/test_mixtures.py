@@ -151,7 +151,7 @@ def test_what_the_weights_are_of(tmp_path: Path) -> None:
     assert split_weights(["C:x", "b"]) == ([Path("C:x"), Path("b")], [])
     for given, message in (
         (["a:1", "b"], "set a weight for every --data"),
-        (["a:1", "b:0"], "above 0"),
+        (["a:1", "b:0"], "--data b: its weight must be above 0"),
         (["a:1"], "requires several --data"),
         (["a", "a"], "given twice"),
     ):

@@ -57,7 +57,7 @@ def test_the_shared_tokens_alone_are_learnt_and_the_rest_is_told(
     asked: dict[str, Any] = {"teacher": given["teacher"], "device": "cpu", "seq_len": 32}
     model, data = summary["model"], tmp_path / "run/tokens"
     with pytest.raises(RefusedError, match="4 tokens that the student's lacks") as refusal:
-        aprfmt.evaluate(model, data, **asked)
+        aprfmt.evaluate(model, tmp_path / "not read yet", **asked)
     assert "--vocab-policy renormalise" in (refusal.value.hint or "")
     scored = aprfmt.evaluate(model, data, **asked, vocab_policy="renormalise")
     assert scored.dropped_mass == pytest.approx(summary["last"]["dropped_mass"], rel=0.2), "of all, not some"

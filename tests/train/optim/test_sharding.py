@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, partialmethod
@@ -325,6 +327,26 @@ def test_a_failed_evaluation_does_not_lose_the_weights_of_several_processes(
 
     together(work)
     assert checkpoint.read_pointer(tmp_path / "run", checkpoint.LATEST) == 6
+
+
+@pytest.mark.parametrize("shard", ["states", "weights"])
+def test_a_signal_to_the_first_process_stops_the_evaluation_of_all(train: Run, tmp_path: Path, shard: str) -> None:
+    def interrupted(*args: Any, progress: Callable[[int, int], None], **options: Any) -> Any:
+        def send(done: int, of: int) -> None:
+            assert done == 0, "the evaluation goes on"
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        return evaluate(*args, progress=send, **options)
+
+    def work(rank: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == 0:
+                patch.setattr("aprtrain.run.evaluate", interrupted)
+            summary = train("run", shard=shard)
+        assert (summary["interrupted"], summary["steps"]) == (signal.SIGTERM, 0)
+
+    together(work)
+    assert checkpoint.read_pointer(tmp_path / "run", checkpoint.LATEST) == 0
 
 
 def test_an_evaluation_reads_as_much_at_once_as_a_step(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,7 @@ def test_writing_goes_on_where_it_was_interrupted(made: Made, tmp_path: Path, mo
     assert (second.resumed, second.files) == (first.files - 1, first.files)
     assert {path.name: path.read_bytes() for path in paths} == before
     assert write().tokens == 0
-    with pytest.raises(AprError, match="k was 16, is 64"):
+    with pytest.raises(AprError, match="--top-k was 16, is 64"):
         aprfmt.teacher(made.teacher, made.text, tmp_path / "out", top_k=64, device="cpu", **GIVEN)
     other = train_runs.write_corpus(tmp_path / "other.jsonl", documents=60, seed=7)
     with pytest.raises(AprError, match="teacher files of other data") as caught:
@@ -601,7 +601,7 @@ def test_the_command_says_what_it_did(made: Made, tmp_path: Path, capsys: pytest
     assert apr(words) == 0
     assert "2 of 2 files already complete" in capsys.readouterr().out
     assert apr([*words, "--top-k", "8", "--json"]) == 5
-    assert "k was 4, is 8" in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert "--top-k was 4, is 8" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -610,12 +610,12 @@ def test_the_command_says_what_it_did(made: Made, tmp_path: Path, capsys: pytest
         ([], 2, "the teacher is missing"),
         (["TEACHER", "--from-vllm", "r.jsonl"], 2, "replaces the teacher"),
         (["TEACHER", "--engine", "magic"], 2, "unknown engine"),
-        (["TEACHER", "--engine", "llama", "--device", "cpu"], 2, "device applies to torch"),
+        (["TEACHER", "--engine", "llama", "--device", "cpu"], 2, "--device applies to torch"),
         (["TEACHER", "--engine", "torch", "--threads", "2"], 2, "apply to llama.cpp"),
         (["TEACHER", "--device", "cpu", "--gpu-layers", "2"], 2, "apply to llama.cpp"),
         (["--student", "STUDENT", "--prompts", "p.jsonl", "--from-vllm", "r.jsonl"], 2, "write the prompts first"),
-        (["--student", "STUDENT", "--prompts", "p.jsonl", "--device", "cpu"], 2, "device has no effect"),
-        (["--student", "STUDENT", "--from-vllm", "r.jsonl", "--threads", "2"], 2, "threads has no effect"),
+        (["--student", "STUDENT", "--prompts", "p.jsonl", "--device", "cpu"], 2, "--device has no effect"),
+        (["--student", "STUDENT", "--from-vllm", "r.jsonl", "--threads", "2"], 2, "--threads has no effect"),
         (["TEACHER", "--top-k", "301", "--device", "cpu"], 2, "more than the 300 tokens"),
         (["TEACHER", "--temperature", "0", "--device", "cpu"], 2, "between 0.05 and 100"),
         (["TEACHER", "--seq-len", "99999", "--device", "cpu"], 5, "context length"),

@@ -189,7 +189,7 @@ def test_what_a_server_cannot_do_is_a_usage_error(student: Path, text: Path, tmp
     with pytest.raises(AprError, match="temperature 1") as caught:
         aprfmt.teacher("http://127.0.0.1:9", text, tmp_path / "out", **GIVEN)
     assert "--student FILE" in str(caught.value.hint)
-    with pytest.raises(AprError, match="engine has no effect"):
+    with pytest.raises(AprError, match="--engine has no effect"):
         aprfmt.teacher("http://127.0.0.1:9", text, tmp_path / "out", student=student, engine="llama", **GIVEN)
     with pytest.raises(AprError, match=r"in 4 attempts: .*refused") as caught:
         aprfmt.teacher("http://127.0.0.1:9", text, tmp_path / "out", student=student, **GIVEN)
