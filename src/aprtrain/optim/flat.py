@@ -28,6 +28,7 @@ from torch.nn.utils import get_total_norm
 
 from aprfmt.errors import CorruptError
 from aprtrain.optim.rules import ADAMW, Settings, UpdateRule, Updates
+from aprtrain.qat import Quantizer
 from aprtrain.world import Communication, World
 
 _ALIGNMENT = 64
@@ -154,30 +155,6 @@ class Bucket:
         return world.part(self.of(flat_P))
 
 
-class WeightRounding(Protocol):
-    """Rounds the compute copy in quantization-aware training; see `qat.Quantizer`."""
-
-    @property
-    def alignment(self) -> int:
-        """Every part of the flat buffers begins at a multiple of this many elements."""
-
-    @property
-    def is_searched(self) -> bool:
-        """Whether rounding depends on `searches`."""
-
-    def lay_out(self, slices: Mapping[str, BufferSlice]) -> None:
-        """Receives the positions of the parameters."""
-
-    def fix_steps(self, flat_P: Tensor) -> None:
-        """Receives all weights, float32, whenever new ones are loaded."""
-
-    def begin(self, *, searches: bool = False) -> None:
-        """Called before all weights are rounded again."""
-
-    def round(self, start: int, master_P: Tensor, compute_P: Tensor) -> None:
-        """Rounds a part of the compute copy, which begins at element `start`."""
-
-
 class FlatOptimizer:
     """An Optimizer of a network that every process holds whole; the parameters become views of the compute copy.
 
@@ -191,7 +168,7 @@ class FlatOptimizer:
         network: torch.nn.Module,
         settings: Settings | None = None,
         world: World | None = None,
-        rounding: WeightRounding | None = None,
+        rounding: Quantizer | None = None,
         rule: UpdateRule = ADAMW,
         matrices: Matrices = unfused,
     ) -> None:
@@ -207,7 +184,7 @@ class FlatOptimizer:
         alignment = max(_ALIGNMENT, rounding.alignment if rounding is not None else 0)
         self.slices, self._buckets = _laid_out(self.shapes, self._world.size, alignment, rule)
         if rounding is not None:
-            rounding.lay_out(self.slices)
+            rounding.lay_out({name: slice.start for name, slice in self.slices.items()})
         end = self._buckets[-1].stop
         self.grad = torch.zeros(end, dtype=torch.float32, device=first.device)
         self._compute = torch.zeros_like(self.grad, dtype=first.dtype)
@@ -217,7 +194,7 @@ class FlatOptimizer:
         self._arriving: list[Communication] = []
         decays, rules = [b.decays for b in self._buckets], [b.rule for b in self._buckets]
         self.updates = Updates(self._masters, decays, settings or Settings(), rules)
-        self._rounding: WeightRounding | None = None  # the parameters may be NaN still
+        self._rounding: Quantizer | None = None  # the parameters may be NaN still
         self.load("master", lambda name, whole: whole.copy_(self._parameters[name].detach()))
         self._rounding = rounding
         for name, slice in self.slices.items():
@@ -322,7 +299,7 @@ class FlatOptimizer:
         self,
         pieces: Sequence[Tensor | None],
         whole_P: Tensor,
-        rounding: WeightRounding | None = None,
+        rounding: Quantizer | None = None,
         *,
         is_copied: bool = False,
     ) -> list[Communication]:
