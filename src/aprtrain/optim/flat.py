@@ -24,12 +24,13 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed import Work
 from torch.nn.utils import get_total_norm
 
 from aprfmt.errors import CorruptError
 from aprtrain.optim.rules import ADAMW, Settings, UpdateRule, Updates
 from aprtrain.qat import Quantizer
-from aprtrain.world import Communication, World
+from aprtrain.world import World
 
 _ALIGNMENT = 64
 _BUCKET = 1 << 25
@@ -191,7 +192,7 @@ class FlatOptimizer:
         is_one = self._world.size == 1 and first.dtype == torch.float32 and rounding is None
         self.master = self._compute if is_one else self.grad.new_zeros(end // self._world.size)
         self._masters = list(torch.split(self.master, [(b.stop - b.start) // self._world.size for b in self._buckets]))
-        self._arriving: list[Communication] = []
+        self._arriving: list[Work] = []
         decays, rules = [b.decays for b in self._buckets], [b.rule for b in self._buckets]
         self.updates = Updates(self._masters, decays, settings or Settings(), rules)
         self._rounding: Quantizer | None = None  # the parameters may be NaN still
@@ -206,7 +207,7 @@ class FlatOptimizer:
         self._formed = set[str]()  # what autograd forms gradients of, known after the first backward pass
         self._awaited: set[str] | None = None
         self._unsent: list[Bucket] = []
-        self._sending: list[Communication] = []
+        self._sending: list[Work] = []
         self.clear()
 
     # --- the gradient ---
@@ -302,9 +303,9 @@ class FlatOptimizer:
         rounding: Quantizer | None = None,
         *,
         is_copied: bool = False,
-    ) -> list[Communication]:
+    ) -> list[Work]:
         """Starts to all-gather the parts that the processes own."""
-        works = list[Communication]()
+        works = list[Work]()
         for bucket, piece in zip(self._buckets, pieces, strict=True):
             if piece is None:
                 continue
@@ -343,7 +344,7 @@ class FlatOptimizer:
             self._publish(searches=True)
 
 
-def _wait(works: list[Communication]) -> None:
+def _wait(works: list[Work]) -> None:
     """Waits for the given communication (on a GPU the host does not wait) and empties the list."""
     while works:
         works.pop().wait()
