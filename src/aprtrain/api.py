@@ -80,8 +80,7 @@ def evaluate(
         )  # fmt: skip
     if threads:
         raise UsageError("threads applies to llama.cpp, but the engine is torch", hint="leave out threads")
-    if find_spec("torch") is None:
-        raise MissingDependencyError("this evaluation needs torch", hint="pip install torch")
+    _require_torch("this evaluation")
     from aprtrain.evaluate import score
 
     return score(
@@ -183,8 +182,7 @@ def teacher(
             "threads and gpu_layers apply to llama.cpp, but the engine is torch",
             hint="leave out threads and gpu_layers",
         )
-    if find_spec("torch") is None:
-        raise MissingDependencyError("writing teacher files needs torch", hint="pip install torch")
+    _require_torch("writing teacher files")
     if file is None and from_vllm is None and prompts is None:
         raise UsageError("the teacher is missing", hint="apr teacher FILE --data D -o DIR")
     from aprfmt.formats.hub_datasets import split_sources
@@ -252,7 +250,7 @@ def resume(run: PathLike, *, steps: int | None = None, stream: TextIO | None = N
     `steps` sets another last step, which may lie beyond the learning rate schedule; `stream` as of `distill`.
     Raises UnknownFormatError if `run` is not the folder of a run, RefusedError without a checkpoint, and as `distill`.
     """
-    _require_torch()
+    _require_torch("training")
     from aprtrain import recorded
     from aprtrain.run import run as train
 
@@ -263,7 +261,7 @@ def resume(run: PathLike, *, steps: int | None = None, stream: TextIO | None = N
 
 
 def _train(command: str, options: Mapping[str, object], config: PathLike | None, stream: TextIO | None) -> Summary:
-    _require_torch()
+    _require_torch("training")
     from aprtrain.config import command_fields
     from aprtrain.config_sources import build
     from aprtrain.run import run as train
@@ -287,9 +285,9 @@ def _plain(value: object, *, many: bool) -> object:
     return tuple(_plain(each, many=False) for each in value) if isinstance(value, list | tuple) else value
 
 
-def _require_torch() -> None:
+def _require_torch(what: str) -> None:
     if find_spec("torch") is None:
-        raise MissingDependencyError("training needs torch", hint="pip install torch")
+        raise MissingDependencyError(f"{what} needs torch", hint="pip install torch")
 
 
 _ENGINES = ("torch", "llama")

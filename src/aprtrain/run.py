@@ -109,7 +109,9 @@ def run(
             pair = stack.enter_context(open_pair(command, config))
             return _train(command, config, world, recorder, folder, saved, pair, on_stall)
     except BaseException as error:
-        _clear_frames(error)
+        # A notebook keeps the last error, and its frames would keep the models.
+        for each in causes(error):
+            traceback.clear_frames(each.__traceback__)
         if isinstance(error, torch.OutOfMemoryError):
             raise RunError(
                 "the GPU is out of memory",
@@ -132,12 +134,6 @@ def _with_answers(config: Config, world: World, folder: Path, recorder: Recorder
         save_answers(config, folder / _ANSWERS, recorder.log)
     world.wait_for_first()
     return replace(config, teacher=None, teacher_logprobs=str(folder / _ANSWERS))
-
-
-def _clear_frames(error: BaseException | None) -> None:
-    """Clears the frames of a failed run: a notebook keeps the last error, and its frames would keep the models."""
-    for each in causes(error):
-        traceback.clear_frames(each.__traceback__)
 
 
 # --- before the first step ---

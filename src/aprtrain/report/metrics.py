@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, harmonic_mean
 from typing import NotRequired, TextIO, TypedDict, cast
@@ -129,7 +128,7 @@ class Recorder:
             self._show(lambda panel: panel.event(event, values))
         if self._path is None:
             return
-        plain = {key: _plain(value) for key, value in values.items()}
+        plain = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in values.items()}
         text = json.dumps({"event": event, "time": round(time.time(), 3), **plain})
         try:
             with self._lock, open(self._path, "a", encoding="utf-8") as file:
@@ -137,16 +136,11 @@ class Recorder:
         except OSError:  # a full disk makes the next save fail, with its own message
             self.log("metrics cannot be written: the disk may be full")
         if self._track is not None:
-            with self._tracking():
+            try:
                 self._track(event, plain)
-
-    @contextmanager
-    def _tracking(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # of a library that training does not depend on
-            self._track = None
-            self.log(f"--log-to failed and is now off: {type(error).__name__}: {error}")
+            except Exception as error:  # of a library that training does not depend on
+                self._track = None
+                self.log(f"--log-to failed and is now off: {type(error).__name__}: {error}")
 
     def step(self, values: StepValues, *, total: int, mean: StepValues | None = None) -> None:
         """Records a step, in the file and the panel; `mean` is printed as a line without a panel."""
@@ -208,10 +202,6 @@ def _until(path: Path, step: int) -> str:
         if is_old:
             kept.append(text + "\n")
     return "".join(kept)
-
-
-def _plain(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # --- what people see ---
