@@ -266,23 +266,21 @@ def _train(command: str, options: Mapping[str, object], config: PathLike | None,
     from aprtrain.config_sources import build
     from aprtrain.run import run as train
 
-    known = {row.name: row for row in command_fields(command)}
+    known = [row.name for row in command_fields(command)]
     for name in options:
         if name not in known:
             near = get_close_matches(name, known, 1)
             raise UsageError(f"unknown option {name!r}", hint=f"did you mean {near[0]}?" if near else None)
-    given = {name: _plain(value, many=known[name].many) for name, value in options.items()}
+    given = {name: _plain(value) for name, value in options.items()}
     settings, lines = build(command, given, config)
     return train(command, settings, stream=stream, lines=lines)
 
 
-def _plain(value: object, *, many: bool) -> object:
+def _plain(value: object) -> object:
     """A value as the command line gives it: paths as text, several as a tuple."""
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if many and isinstance(value, str):
-        return (value,)
-    return tuple(_plain(each, many=False) for each in value) if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _require_torch(what: str) -> None:

@@ -135,17 +135,13 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._on_gpu = self.world.device.type == "cuda"
-        self._head_name = head_name(self.student.shape)
         self._teacher_head: Tensor | None = None
         models = (self.student, self.teacher)
         self._softcaps = Softcaps(*(model.shape.logit_softcap if model else 0.0 for model in models))
         self._pending: _Pending | None = None
         self._asked_to_stop = False
         self._asked_to_save = False
-        self._looked_at = time.monotonic()
-        self._saved_at = time.monotonic()
         self._ready_before: torch.cuda.Event | None = None  # of the previous step, unless a pause followed it
-        self._peak_checked = False
         self._is_on_policy = False
         self._host = HostBuffers()
         self._utilisation: UtilizationMonitor | None = None
@@ -277,8 +273,8 @@ class Trainer:
             replace(self.objective, kd_weight=1.0) if self._is_on_policy else self.objective,
             self.vocabulary if hidden is not None else None, n_valid=n_valid, chunk=config.chunk,
             logits="fp32" if config.logits == "fp32" else "fp16", softcaps=self._softcaps,
-            grad_w=self.optimizer.grad_of(self._head_name) if self.student.lora is None else None, top=top,
-            spans=spans,
+            grad_w=self.optimizer.grad_of(head_name(self.student.shape)) if self.student.lora is None else None,
+            top=top, spans=spans,
         )  # fmt: skip
         extra = [] if distance is None else [config.hidden_weight * distance]
         torch.autograd.backward([out.loss, *extra])
@@ -385,10 +381,8 @@ class Trainer:
 
     def _after_step(self) -> None:
         config, step = self.config, self.progress.step
-        if not self._peak_checked and len(self.step_seconds) >= _PEAK_STEP:
-            self._peak_checked = True
-            if (peak := budget.peak_bytes(self.world.device)) is not None:
-                budget.check_peak(self.plan, peak)
+        if len(self.step_seconds) == _PEAK_STEP and (peak := budget.peak_bytes(self.world.device)) is not None:
+            budget.check_peak(self.plan, peak)
         if step >= config.stop:
             return  # `run._finish` evaluates and saves
         is_due = self._asked_to_save or (config.save_every and step % config.save_every == 0)
