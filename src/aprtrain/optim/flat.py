@@ -293,37 +293,29 @@ class FlatOptimizer:
         _wait(self._arriving)
         if self._rounding is not None:
             self._rounding.begin(searches=searches)
-        if self._compute is not self.master:
-            self._arriving = self._gathering(self._masters, self._compute, self._rounding, is_copied=is_copied)
-
-    def _gathering(
-        self,
-        pieces: Sequence[Tensor | None],
-        whole_P: Tensor,
-        rounding: Quantizer | None = None,
-        *,
-        is_copied: bool = False,
-    ) -> list[Work]:
-        """Starts to all-gather the parts that the processes own."""
-        works = list[Work]()
-        for bucket, piece in zip(self._buckets, pieces, strict=True):
-            if piece is None:
-                continue
-            own = bucket.own(whole_P, self._world)
+        if self._compute is self.master:
+            return
+        for bucket, master in zip(self._buckets, self._masters, strict=True):
+            own = bucket.own(self._compute, self._world)
             if not is_copied:
-                own.copy_(piece)
-            if rounding is not None:
-                rounding.round(bucket.start + self._world.rank * len(own), piece, own)
+                own.copy_(master)
+            if self._rounding is not None:
+                self._rounding.round(bucket.start + self._world.rank * len(own), master, own)
             if self._world.size > 1:
-                works.append(self._world.all_gather(bucket.of(whole_P)))
-        return works
+                self._arriving.append(self._world.all_gather(bucket.of(self._compute)))
 
     # --- values ---
 
     @torch.no_grad()
     def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, values) of every parameter that has one of `updates.kinds`. See Optimizer."""
-        _wait(self._gathering(self.updates.of(kind, self._masters), self.grad))
+        works = list[Work]()
+        for bucket, piece in zip(self._buckets, self.updates.of(kind, self._masters), strict=True):
+            if piece is not None:
+                bucket.own(self.grad, self._world).copy_(piece)
+                if self._world.size > 1:
+                    works.append(self._world.all_gather(bucket.of(self.grad)))
+        _wait(works)
         for name, slice in self._slices_of(kind):
             yield name, slice.of(self.grad)
 
