@@ -228,7 +228,7 @@ APRTRAIN = (
         "aprtrain/run.py:_train", "test_loop.py::test_deterministic_runs_repeat_and_resume_bit_by_bit",
         "saved.cursor", "0"),
     Mutation("moments lost",
-        "aprtrain/optim/flat.py:load_states", "test_checkpoint.py::test_optimizer_state_goes_on_bitwise",
+        "aprtrain/optim/states.py:load_states", "test_checkpoint.py::test_optimizer_state_goes_on_bitwise",
         "updates.kinds:\n        optimizer", "updates.kinds[:1]:\n        optimizer"),
     Mutation("a state is not compared with its checksums", "aprtrain/checkpoints/state.py:State._compare",
         "test_resume.py::test_no_bit_of_a_checkpoint_or_of_the_tokens_turns_over_unnoticed",

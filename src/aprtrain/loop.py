@@ -32,8 +32,8 @@ from aprtrain.memory import MemoryRow
 from aprtrain.models import Origin
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.names import head_name
-from aprtrain.optim.flat import Optimizer
 from aprtrain.optim.rules import learning_rate
+from aprtrain.optim.states import Optimizer
 from aprtrain.qat import Quantizer
 from aprtrain.report.metrics import Recorder, SampledValues, StepValues, mean_of, scores_text
 from aprtrain.sampler import Sampler

@@ -52,8 +52,8 @@ from aprtrain.models import (
 )
 from aprtrain.network.decoder import Decoder
 from aprtrain.nodes import fetch
-from aprtrain.optim.flat import Optimizer, load_states
 from aprtrain.optim.rules import rule_of
+from aprtrain.optim.states import Optimizer, load_states
 from aprtrain.qat import Quantizer
 from aprtrain.reap import keep_experts, rate_experts
 from aprtrain.report.metrics import Recorder, settings_table

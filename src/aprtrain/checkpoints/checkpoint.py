@@ -58,7 +58,7 @@ from aprtrain.features import current, reason_of
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.lora import merged
 from aprtrain.network.names import hf_names, hf_parts
-from aprtrain.optim.flat import Optimizer, states
+from aprtrain.optim.states import Optimizer, states
 from aprtrain.qat import Quantizer
 
 LINEAGE = "aprfmt.lineage"

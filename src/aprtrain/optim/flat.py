@@ -19,15 +19,12 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.distributed import Work
 from torch.nn.utils import get_total_norm
 
-from aprfmt.errors import CorruptError
 from aprtrain.optim.rules import ADAMW, Settings, UpdateRule, Updates
 from aprtrain.qat import Quantizer
 from aprtrain.world import World
@@ -44,85 +41,6 @@ Matrices = Callable[[str, Tensor], Sequence[Tensor]]
 def unfused(name: str, whole: Tensor) -> Sequence[Tensor]:
     """The matrices of a network whose parameters are not fused."""
     return [whole]
-
-
-class Optimizer(Protocol):
-    """Owner of a network's float32 weights, moments and gradient.
-
-    All methods are collective: every process must call them.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    updates: Updates
-    rule: UpdateRule
-    """That of the matrices of layers, see `UpdateRule.of`."""
-    is_sharded: bool
-    """Whether the network itself is sharded, so that no process can run it alone."""
-
-    def clear(self) -> None:
-        """Zeroes the gradient."""
-
-    def grad_of(self, name: str) -> Tensor:
-        """The float32 gradient of a parameter, in its shape; code that computes gradients itself adds to it."""
-
-    def sync_next_backward(self) -> None:
-        """Marks the next backward pass as the last one of the update."""
-
-    def step(self, lr: float, loss: Tensor | None = None) -> Tensor:
-        """Updates the weights; returns the norm of the gradient before clipping, on the device.
-
-        The gradient is summed over all processes. Nothing changes if its norm or the loss is not finite.
-        """
-
-    def search_scales(self) -> None:
-        """Rounds the weights of --qat as a checkpoint would store them, with a search for the scales."""
-
-    def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """Yields (name, values) of every parameter that has one of `updates.kinds`, on the device until the next one.
-
-        Overwrites the gradient.
-        """
-
-    def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
-        """Calls `write` with the name and a tensor on the device of every parameter that has one of `updates.kinds`, to
-        fill in its values.
-
-        Overwrites the gradient.
-        """
-
-
-def states(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """The state that resumes training exactly, for any number of processes: "master.NAME", ..., and "step".
-
-    Each tensor is valid until the next one.
-    """
-    for kind in optimizer.updates.kinds:
-        for name, tensor in optimizer.gather(kind):
-            yield f"{kind}.{name}", tensor
-    yield "step", optimizer.updates.count
-
-
-def load_states(optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
-    """Loads what `states` yielded; "rng" and the projection of `hidden` are ignored.
-
-    Raises CorruptError if it belongs to another network.
-    """
-    wanted = {
-        f"{kind}.{name}" for name in optimizer.shapes for kind in optimizer.rule.kinds(name, optimizer.shapes[name])
-    } | {"step"}
-    found = {name for name in state if name != "rng" and not name.endswith(".hidden.head")}
-    if wrong := sorted(wanted ^ found):
-        raise CorruptError("the saved optimizer state belongs to a different network", tensor=wrong[0])
-    for kind in optimizer.updates.kinds:
-        optimizer.load(kind, partial(_read, state, kind))
-    optimizer.updates.set_count(state["step"])
-
-
-def _read(state: Mapping[str, Tensor], kind: str, name: str, target: Tensor) -> None:
-    saved = state[f"{kind}.{name}"]
-    if saved.shape != target.shape:
-        raise CorruptError("the saved optimizer state belongs to a different network", tensor=f"{kind}.{name}")
-    target.copy_(saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +75,19 @@ class Bucket:
 
 
 class FlatOptimizer:
-    """An Optimizer of a network that every process holds whole; the parameters become views of the compute copy.
+    """Owner of the float32 weights, moments and gradient of a network that every process holds whole.
 
-    Each gradient is added to the float32 buffer as soon as autograd completes it, and then freed.
+    The parameters become views of the compute copy. Each gradient is added to the float32 buffer as soon as autograd
+    completes it, and then freed. All methods are collective: every process must call them.
+
+    Attributes:
+        shapes: of the parameters.
+        updates: the states of the update rules.
+        rule: that of the matrices of layers, see `UpdateRule.of`.
     """
 
     is_sharded = False
+    """Whether the network itself is sharded, so that no process can run it alone."""
 
     def __init__(
         self,
@@ -223,7 +148,7 @@ class FlatOptimizer:
         )
 
     def grad_of(self, name: str) -> Tensor:
-        """The float32 gradient of a parameter, in its shape."""
+        """The float32 gradient of a parameter, in its shape; code that computes gradients itself adds to it."""
         return self.slices[name].of(self.grad)
 
     def _adder(self, name: str) -> Callable[[Tensor], None]:
@@ -258,7 +183,10 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def step(self, lr: float, loss: Tensor | None = None) -> Tensor:
-        """Updates the weights; returns the norm of the gradient before clipping, on the device. See Optimizer."""
+        """Updates the weights; returns the norm of the gradient before clipping, on the device.
+
+        The gradient is summed over all processes. Nothing changes if its norm or the loss is not finite.
+        """
         self._send(set())
         _wait(self._sending)
         grads = [bucket.own(self.grad, self._world) for bucket in self._buckets]
@@ -284,7 +212,7 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def search_scales(self) -> None:
-        """Rounds the weights with a search for the codec's scales. See Optimizer."""
+        """Rounds the weights of --qat as a checkpoint would store them, with a search for the codec's scales."""
         if self._rounding is not None and self._rounding.is_searched:
             self._publish(searches=True)
 
@@ -308,7 +236,10 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """Yields (name, values) of every parameter that has one of `updates.kinds`. See Optimizer."""
+        """Yields (name, values) of every parameter that has one of `updates.kinds`, on the device until the next one.
+
+        Overwrites the gradient.
+        """
         works = list[Work]()
         for bucket, piece in zip(self._buckets, self.updates.of(kind, self._masters), strict=True):
             if piece is not None:
@@ -324,7 +255,11 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
-        """Calls `write` to fill in the values of every parameter. See Optimizer."""
+        """Calls `write` with the name and a tensor on the device of every parameter that has one of `updates.kinds`, to
+        fill in its values.
+
+        Overwrites the gradient.
+        """
         for name, slice in self._slices_of(kind):
             write(name, slice.of(self.grad))
         if kind == "master" and self._rounding is not None:
