@@ -153,9 +153,9 @@ def teacher(
     check_numbers(top_k=(top_k, 1), seq_len=(seq_len, 2), threads=(threads, 0), gpu_layers=(gpu_layers, 0))
     if not (isinstance(held_out, (int, float)) and 0 < held_out <= 0.9):
         raise UsageError(f"held_out must be above 0 and at most 0.9, not {held_out!r:.40}")
-    if not all(isinstance(t, (int, float)) and 0.05 <= t <= 100 for t in temperature):
-        wrong = next(t for t in temperature if not (isinstance(t, (int, float)) and 0.05 <= t <= 100))
-        raise UsageError(f"--temperature must be between 0.05 and 100, not {wrong!r:.40}")
+    for t in temperature:
+        if not (isinstance(t, (int, float)) and 0.05 <= t <= 100):
+            raise UsageError(f"--temperature must be between 0.05 and 100, not {t!r:.40}")
     if from_vllm is not None and (file is not None or set(temperature) - {1}):
         raise UsageError(
             "from_vllm replaces the teacher and only has temperature 1",
