@@ -161,8 +161,7 @@ class Trainer:
     def run(self) -> None:
         """Runs all steps, evaluations and periodic saves. Raises RunError (NaN, idle GPU, memory)."""
         with ExitStack() as stack:
-            limits = self.config.deadline, self.config.step_deadline
-            watchdog = stack.enter_context(Watchdog(limits[0], self.on_stall, least_s=limits[1]))
+            watchdog = Watchdog(self.config.deadline, self.on_stall, least_s=self.config.step_deadline)
             self._watch_device(stack)
             self._looked_at = self._saved_at = time.monotonic()
             self.early = self._why_early() if self.progress.step else None  # a run that stopped early may be resumed
