@@ -44,18 +44,6 @@ def unfused(name: str, whole: Tensor) -> Sequence[Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class BufferSlice:
-    """Position of a parameter in the flat buffers."""
-
-    start: int
-    shape: tuple[int, ...]
-
-    def of(self, flat_P: Tensor) -> Tensor:
-        """The view of a buffer."""
-        return flat_P[self.start : self.start + math.prod(self.shape)].view(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
 class Bucket:
     """A range of the flat buffers: whole parameters with the same update rule, all with weight decay or all without."""
 
@@ -108,11 +96,12 @@ class FlatOptimizer:
         first = next(iter(self._parameters.values()))
         self._world = world or World(first.device)
         alignment = max(_ALIGNMENT, rounding.alignment if rounding is not None else 0)
-        self.slices, self._buckets = _laid_out(self.shapes, self._world.size, alignment, rule)
+        starts, self._buckets = _laid_out(self.shapes, self._world.size, alignment, rule)
         if rounding is not None:
-            rounding.lay_out({name: slice.start for name, slice in self.slices.items()})
+            rounding.lay_out(starts)
         end = self._buckets[-1].stop
         self.grad = torch.zeros(end, dtype=torch.float32, device=first.device)
+        self._grads = {name: _view(self.grad, start, self.shapes[name]) for name, start in starts.items()}
         self._compute = torch.zeros_like(self.grad, dtype=first.dtype)
         is_one = self._world.size == 1 and first.dtype == torch.float32 and rounding is None
         self.master = self._compute if is_one else self.grad.new_zeros(end // self._world.size)
@@ -123,9 +112,8 @@ class FlatOptimizer:
         self._rounding: Quantizer | None = None  # the parameters may be NaN still
         self.load("master", lambda name, whole: whole.copy_(self._parameters[name].detach()))
         self._rounding = rounding
-        for name, slice in self.slices.items():
-            self._parameters[name].data = slice.of(self._compute)
         for name, parameter in self._parameters.items():
+            parameter.data = _view(self._compute, starts[name], self.shapes[name])
             parameter.register_post_accumulate_grad_hook(self._adder(name))  # type: ignore[no-untyped-call]
         if self._world.size > 1:
             network.register_forward_pre_hook(lambda *_: _wait(self._arriving))
@@ -149,7 +137,7 @@ class FlatOptimizer:
 
     def grad_of(self, name: str) -> Tensor:
         """The float32 gradient of a parameter, in its shape; code that computes gradients itself adds to it."""
-        return self.slices[name].of(self.grad)
+        return self._grads[name]
 
     def _adder(self, name: str) -> Callable[[Tensor], None]:
         # Autograd's references to hooks are invisible to the garbage collector: a hook that owned the optimizer, and
@@ -205,7 +193,7 @@ class FlatOptimizer:
         n_own = (bucket.stop - bucket.start) // self._world.size
         start = bucket.start + n_own * self._world.rank
         for name in bucket.names:
-            for matrix in self._matrices(name, self.slices[name].of(self.grad)):
+            for matrix in self._matrices(name, self._grads[name]):
                 first = matrix.storage_offset()
                 if first < start + n_own and start < first + matrix.numel():
                     matrix.copy_(orient(matrix))
@@ -247,11 +235,11 @@ class FlatOptimizer:
                 if self._world.size > 1:
                     works.append(self._world.all_gather(bucket.of(self.grad)))
         _wait(works)
-        for name, slice in self._slices_of(kind):
-            yield name, slice.of(self.grad)
+        yield from self._whole(kind)
 
-    def _slices_of(self, kind: str) -> list[tuple[str, BufferSlice]]:
-        return [(name, slice) for name, slice in self.slices.items() if kind in self.rule.kinds(name, slice.shape)]
+    def _whole(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """The room in the gradient of every parameter that has this kind."""
+        return ((name, grad) for name, grad in self._grads.items() if kind in self.rule.kinds(name, grad.shape))
 
     @torch.no_grad()
     def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
@@ -260,8 +248,8 @@ class FlatOptimizer:
 
         Overwrites the gradient.
         """
-        for name, slice in self._slices_of(kind):
-            write(name, slice.of(self.grad))
+        for name, whole in self._whole(kind):
+            write(name, whole)
         if kind == "master" and self._rounding is not None:
             self._rounding.fix_steps(self.grad)
         for bucket, piece in zip(self._buckets, self.updates.of(kind, self._masters), strict=True):
@@ -284,25 +272,30 @@ def global_norm(own: Tensor, world: World) -> Tensor:
     return square.sqrt()
 
 
+def _view(flat_P: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
+    """A parameter in a flat buffer."""
+    return flat_P[start : start + math.prod(shape)].view(shape)
+
+
 def _laid_out(
     shapes: Mapping[str, tuple[int, ...]], n: int, alignment: int = _ALIGNMENT, rule: UpdateRule = ADAMW
-) -> tuple[dict[str, BufferSlice], list[Bucket]]:
-    """Lays out slices and buckets for n processes; a single process needs one bucket of each kind only."""
-    slices, buckets, end = dict[str, BufferSlice](), list[Bucket](), 0
+) -> tuple[dict[str, int], list[Bucket]]:
+    """First elements of parameters, and buckets for n processes; a single one needs one bucket of each kind only."""
+    starts, buckets, end = dict[str, int](), list[Bucket](), 0
     rules = {name: rule.of(name, shape) for name, shape in shapes.items()}
     kinds = ((True, rule), (True, ADAMW), (False, rule), (False, ADAMW))
     for decays, own in dict.fromkeys(kinds):
         start, names = end, list[str]()
         some = [name for name, shape in shapes.items() if (len(shape) > 1) is decays and rules[name] is own]
         for name in some:
-            slices[name] = BufferSlice(end, shapes[name])
+            starts[name] = end
             names.append(name)
             end += _up(math.prod(shapes[name]), alignment)
             if name == some[-1] or (n > 1 and end - start >= _BUCKET):
                 end = start + _up(end - start, alignment * n)
                 buckets.append(Bucket(start, end, decays, own, frozenset(names)))
                 start, names = end, []
-    return slices, buckets
+    return starts, buckets
 
 
 def _up(value: int, step: int) -> int:
