@@ -173,10 +173,7 @@ def _train(
         _check_resumed(config, saved, origin)
         _check_unfinished(config, world, folder, saved)
         check_student(folder, saved, pair.student)
-    planned = partial(memory_plan, config, pair, world.device, processes=world.size, tried=on_gpu)
-    plan, student, optimizer, quantizer, teacher = _load(
-        config, pair, world, twins[1] if twins else held_out, planned, memory
-    )
+    plan, student, optimizer, quantizer, teacher = _load(config, pair, world, twins[1] if twins else held_out, memory)
 
     saver: Saver | None = None
     if config.smoke is None and world.is_first:
@@ -282,14 +279,11 @@ def _rate_experts(
 
 
 def _load(
-    config: Config,
-    pair: TrainingPair,
-    world: World,
-    held_out: Windows | AlignedWindows,
-    planned: Callable[..., list[MemoryRow]],
-    memory: int | None,
+    config: Config, pair: TrainingPair, world: World, held_out: Windows | AlignedWindows, memory: int | None
 ) -> tuple[list[MemoryRow], Decoder, Optimizer, Quantizer | None, Teacher | None]:
     """The memory plan, checked against the device's `memory`, and the loaded models."""
+    on_gpu = world.device.type == "cuda"
+    planned = partial(memory_plan, config, pair, world.device, processes=world.size, tried=on_gpu)
     plan = planned()
     budget.check_fits(plan, memory)
     student, optimizer, quantizer = load_student(config, pair, world)

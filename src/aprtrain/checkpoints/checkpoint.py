@@ -200,9 +200,7 @@ def save_model(weights: Weights, identity: ModelIdentity, path: Path, lineage: M
         if not bool(torch.isfinite(data).all()):
             raise RunError(f"a weight is NaN or infinite in {dtype}", tensor=name, hint="save with --save-dtype f32")
     n_bytes, n_params = sum(out.n_bytes for out in outs), sum(prod(out.shape) for out in outs)
-    more: dict[str, object] = {LINEAGE: dict(lineage), FOOTER_KEY: FOOTER}
-    if dtypes := apr2_write.true_dtypes(outs):
-        more[TRUE_DTYPES_KEY] = dtypes
+    more = {LINEAGE: dict(lineage), FOOTER_KEY: FOOTER, TRUE_DTYPES_KEY: apr2_write.true_dtypes(outs) or None}
     metadata = apr_metadata_with(
         identity.hparams, identity.tokenizer, identity.origin, more, kind="apr", n_bytes=n_bytes, n_params=n_params
     )
