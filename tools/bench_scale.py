@@ -48,7 +48,7 @@ def child(teacher: str, row: Row) -> None:
     from aprtrain.config import Config
     from aprtrain.memory import total
     from aprtrain.world import join_world
-    from bench_train import T, parts_of, updates, windows
+    from bench_train import T, trainer_of, updates, windows
 
     with join_world("cuda") as world:
         config = Config(
@@ -56,10 +56,10 @@ def child(teacher: str, row: Row) -> None:
             save_minutes=0.0, eval_every=0, repeat=True, shard=row.shard,
         )  # fmt: skip
         began = time.perf_counter()
-        parts = parts_of(config, teacher, windows(0), world)
+        fresh = trainer_of(config, teacher, windows(0), world)
         loaded = time.perf_counter() - began
         torch.cuda.reset_peak_memory_stats()
-        trainer = updates(config, parts, WARM + MEASURED, world)
+        trainer = updates(fresh, WARM + MEASURED)
         seconds = trainer.step_seconds
         typical = statistics.median(seconds[WARM:])
         if world.is_first:
@@ -67,7 +67,7 @@ def child(teacher: str, row: Row) -> None:
                 "tok_s": row.tokens / typical, "ms": typical * 1e3, "load_s": loaded,
                 "loss": trainer.latest["loss"] if trainer.latest is not None else None,
                 "first_s": seconds[0], "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
-                "plan_gib": total(parts.plan) / 2**30, "spread": [min(seconds[WARM:]), max(seconds[WARM:])],
+                "plan_gib": total(fresh.plan) / 2**30, "spread": [min(seconds[WARM:]), max(seconds[WARM:])],
             }  # fmt: skip
             print("FOUND " + json.dumps(found), flush=True)
 

@@ -43,8 +43,7 @@ from aprtrain import budget
 from aprtrain.config import Config
 from aprtrain.data.batches import Batches
 from aprtrain.features import recording
-from aprtrain.guards import Stop
-from aprtrain.loop import Parts, Progress, Trainer
+from aprtrain.loop import Progress, Trainer
 from aprtrain.loss.head import distill_head
 from aprtrain.loss.objective import Objective
 from aprtrain.memory import memory_plan, total
@@ -146,10 +145,10 @@ def memory(teacher: str, micro: int) -> int:
     for residency in ("bf16", "q4k", "fp8") * 2:
         config = row_config(residency, micro)
         torch.cuda.reset_peak_memory_stats()
-        parts = parts_of(config, teacher, windows(0))
-        updates(config, parts, 3)
-        peak, plan = torch.cuda.max_memory_allocated(), total(parts.plan)
-        del parts
+        fresh = trainer_of(config, teacher, windows(0))
+        updates(fresh, 3)
+        peak, plan = torch.cuda.max_memory_allocated(), total(fresh.plan)
+        del fresh
         left = torch.cuda.memory_allocated() - first
         failed |= left > LEFT
         print(
@@ -180,7 +179,7 @@ def product_rate(seconds: float) -> float:
 # --- ours ---
 
 
-def parts_of(config: Config, teacher: str, data: Windows, world: World = ALONE) -> Parts:
+def trainer_of(config: Config, teacher: str, data: Windows, world: World = ALONE) -> Trainer:
     """What a run has when it begins."""
     shape, student = qwen(teacher), qwen("0.5b")
     network = random_network(shape)
@@ -191,7 +190,9 @@ def parts_of(config: Config, teacher: str, data: Windows, world: World = ALONE) 
     pair = TrainingPair(network, made, bare, vocabulary)
     plan = memory_plan(config, pair, world.device, processes=world.size, tried=True)
     decoder, optimizer, _ = load_student(config, pair, world)
-    return Parts(
+    return Trainer(
+        config,
+        world,
         student=decoder,
         optimizer=optimizer,
         teacher=load_teacher(config, pair, data, world.device),
@@ -201,7 +202,7 @@ def parts_of(config: Config, teacher: str, data: Windows, world: World = ALONE) 
             seed=0, epochs=None, rank=world.rank, world=world.size,
         ),
         objective=Objective(config.kd_weight, config.temperature),
-        evaluate=lambda is_stopped: {},
+        evaluate_student=lambda is_stopped: {},
         saver=None,
         recorder=Recorder(None, None),
         plan=plan,
@@ -211,10 +212,9 @@ def parts_of(config: Config, teacher: str, data: Windows, world: World = ALONE) 
     )  # fmt: skip
 
 
-def updates(config: Config, parts: Parts, n: int, world: World = ALONE) -> Trainer:
+def updates(fresh: Trainer, n: int) -> Trainer:
     """The loop after `n` updates."""
-    config = replace(config, steps=n, total_steps=n)
-    trainer = Trainer(config, world, parts, Progress(), Stop())
+    trainer = replace(fresh, config=replace(fresh.config, steps=n, total_steps=n), progress=Progress())
     trainer.run()
     if trainer.latest is None or not trainer.latest["loss"] < float("inf"):
         raise SystemExit(f"the loss is not finite: {trainer.latest}")
@@ -238,31 +238,31 @@ def ours(name: str, teacher: str, config: Config, data: Windows) -> dict[str, An
 def _ours(name: str, teacher: str, config: Config, data: Windows) -> dict[str, Any]:
     free()
     began = time.perf_counter()
-    parts = parts_of(config, teacher, data)
-    assert parts.teacher is not None
-    parts.student.note_gated()
+    fresh = trainer_of(config, teacher, data)
+    assert fresh.teacher is not None
+    fresh.student.note_gated()
     gc.collect()
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated()
     loaded = time.perf_counter() - began
     torch.cuda.reset_peak_memory_stats()
-    seconds = updates(config, parts, WARM + MEASURED).step_seconds
+    seconds = updates(fresh, WARM + MEASURED).step_seconds
     typical = statistics.median(seconds[WARM:])
-    peak, plan = torch.cuda.max_memory_allocated(), total(parts.plan)
+    peak, plan = torch.cuda.max_memory_allocated(), total(fresh.plan)
     row: dict[str, Any] = {
         "name": name, "tok_s": TOKENS / typical, "ms": typical * 1e3,
-        "of_floor": parts.flops.total * TOKENS / PEAK / typical,
-        "tflops": parts.flops.total * TOKENS / typical / 1e12,
+        "of_floor": fresh.flops.total * TOKENS / PEAK / typical,
+        "tflops": fresh.flops.total * TOKENS / typical / 1e12,
         "peak_gib": peak / GIB, "plan_gib": plan / GIB, "peak_of_plan": peak / plan, "held_gib": held / GIB,
-        "teacher_gib": teacher_bytes(parts.teacher.decoder) / GIB, "first_s": seconds[0], "load_s": loaded,
-        "spread": [min(seconds[WARM:]), max(seconds[WARM:])], "notes": parts.teacher.notes,
-        "plan": {r.name: round(r.n_bytes / GIB, 2) for r in parts.plan},
+        "teacher_gib": teacher_bytes(fresh.teacher.decoder) / GIB, "first_s": seconds[0], "load_s": loaded,
+        "spread": [min(seconds[WARM:]), max(seconds[WARM:])], "notes": fresh.teacher.notes,
+        "plan": {r.name: round(r.n_bytes / GIB, 2) for r in fresh.plan},
     }  # fmt: skip
-    row["stages_ms"] = stages(config, parts)
+    row["stages_ms"] = stages(fresh)
     return row
 
 
-def stages(config: Config, parts: Parts) -> dict[str, float]:
+def stages(fresh: Trainer) -> dict[str, float]:
     """Milliseconds of an update's stages on the device; "gap" is what lies between them."""
     found: list[tuple[str, Any, Any]] = []
 
@@ -277,15 +277,15 @@ def stages(config: Config, parts: Parts) -> dict[str, float]:
 
         return run
 
-    assert parts.teacher is not None
+    assert fresh.teacher is not None
     with (
-        mock.patch.object(parts.teacher, "hidden", timed("teacher backbone", parts.teacher.hidden)),
-        mock.patch.object(parts.student, "forward", timed("student forward", parts.student.forward)),
+        mock.patch.object(fresh.teacher, "hidden", timed("teacher backbone", fresh.teacher.hidden)),
+        mock.patch.object(fresh.student, "forward", timed("student forward", fresh.student.forward)),
         mock.patch("aprtrain.loop.distill_head", timed("head", distill_head)),
         mock.patch.object(torch.autograd, "backward", timed("backward", torch.autograd.backward)),
-        mock.patch.object(parts.optimizer, "step", timed("optimizer", parts.optimizer.step)),
+        mock.patch.object(fresh.optimizer, "step", timed("optimizer", fresh.optimizer.step)),
     ):
-        seconds = updates(config, parts, 2 + TIMED).step_seconds
+        seconds = updates(fresh, 2 + TIMED).step_seconds
     torch.cuda.synchronize()
     kept = found[len(found) // (2 + TIMED) * 2 :]
     table = {stage: sum(start.elapsed_time(end) for s, start, end in kept if s == stage) / TIMED for stage in STAGES}
@@ -299,10 +299,10 @@ def profile(teacher: str, config: Config) -> None:
 
     free()
     with NO_LIMITS:
-        parts = parts_of(config, teacher, windows(0))
-    updates(config, parts, 3)
+        fresh = trainer_of(config, teacher, windows(0))
+    updates(fresh, 3)
     with recorded(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
-        updates(config, parts, 2)
+        updates(fresh, 2)
         torch.cuda.synchronize()
     averages = found.key_averages()
     print(averages.table(sort_by="self_cuda_time_total", row_limit=45, max_name_column_width=80))

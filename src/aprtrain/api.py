@@ -80,8 +80,7 @@ def evaluate(
         )  # fmt: skip
     if threads:
         raise UsageError("--threads applies to llama.cpp, but the engine is torch", hint="leave out --threads")
-    if find_spec("torch") is None:
-        raise MissingDependencyError("this evaluation needs torch", hint="pip install torch")
+    _require_torch("this evaluation")
     from aprtrain.evaluate import score
 
     return score(
@@ -154,9 +153,9 @@ def teacher(
     check_numbers(top_k=(top_k, 1), seq_len=(seq_len, 2), threads=(threads, 0), gpu_layers=(gpu_layers, 0))
     if not (isinstance(held_out, (int, float)) and 0 < held_out <= 0.9):
         raise UsageError(f"--held-out must be above 0 and at most 0.9, not {held_out!r:.40}")
-    if not all(isinstance(t, (int, float)) and 0.05 <= t <= 100 for t in temperature):
-        wrong = next(t for t in temperature if not (isinstance(t, (int, float)) and 0.05 <= t <= 100))
-        raise UsageError(f"--temperature must be between 0.05 and 100, not {wrong!r:.40}")
+    for t in temperature:
+        if not (isinstance(t, (int, float)) and 0.05 <= t <= 100):
+            raise UsageError(f"--temperature must be between 0.05 and 100, not {t!r:.40}")
     if from_vllm is not None and (file is not None or set(temperature) - {1}):
         raise UsageError(
             "--from-vllm replaces the teacher and only has temperature 1",
@@ -185,8 +184,7 @@ def teacher(
             "--threads and --gpu-layers apply to llama.cpp, but the engine is torch",
             hint="leave out --threads and --gpu-layers",
         )
-    if find_spec("torch") is None:
-        raise MissingDependencyError("writing teacher files needs torch", hint="pip install torch")
+    _require_torch("writing teacher files")
     if file is None and from_vllm is None and prompts is None:
         raise UsageError("the teacher is missing", hint="apr teacher FILE --data D -o DIR")
     from aprfmt.formats.hub_datasets import split_sources
@@ -254,7 +252,7 @@ def resume(run: PathLike, *, steps: int | None = None, stream: TextIO | None = N
     `steps` sets another last step, which may lie beyond the learning rate schedule; `stream` as of `distill`.
     Raises UnknownFormatError if `run` is not the folder of a run, RefusedError without a checkpoint, and as `distill`.
     """
-    _require_torch()
+    _require_torch("training")
     from aprtrain import recorded
     from aprtrain.run import run as train
 
@@ -265,28 +263,26 @@ def resume(run: PathLike, *, steps: int | None = None, stream: TextIO | None = N
 
 
 def _train(command: str, options: Mapping[str, object], config: PathLike | None, stream: TextIO | None) -> Summary:
-    _require_torch()
+    _require_torch("training")
     from aprtrain.config import command_fields
     from aprtrain.config_sources import build
     from aprtrain.run import run as train
 
-    known = {row.name: row for row in command_fields(command)}
+    known = [row.name for row in command_fields(command)]
     for name in options:
         if name not in known:
             near = get_close_matches(name, known, 1)
             raise UsageError(f"unknown option {name!r}", hint=f"did you mean {near[0]}?" if near else None)
-    given = {name: _plain(value, many=known[name].many) for name, value in options.items()}
+    given = {name: _plain(value) for name, value in options.items()}
     settings, lines = build(command, given, config)
     return train(command, settings, stream=stream, lines=lines)
 
 
-def _plain(value: object, *, many: bool) -> object:
+def _plain(value: object) -> object:
     """A value as the command line gives it: paths as text, several as a tuple."""
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if many and isinstance(value, str):
-        return (value,)
-    return tuple(_plain(each, many=False) for each in value) if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _flag(name: str) -> str:
@@ -294,9 +290,9 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _require_torch() -> None:
+def _require_torch(what: str) -> None:
     if find_spec("torch") is None:
-        raise MissingDependencyError("training needs torch", hint="pip install torch")
+        raise MissingDependencyError(f"{what} needs torch", hint="pip install torch")
 
 
 _ENGINES = ("torch", "llama")

@@ -160,32 +160,25 @@ def _aligned_sums(side: _ScoredSide, hidden_ND: Tensor, batch: Batch, aligned: A
 
 
 class _Running:
-    """Online softmax state, each [P]: sum of exp, maximum logit and its id, the label's logit."""
+    """Online softmax state, each [P]: log of the sum of exp, mean of other values, top logit and id, label's logit."""
 
     def __init__(self, n: int, device: torch.device) -> None:
+        self.log_sum = torch.full((n,), -math.inf, device=device)
+        self.mean = torch.zeros(n, device=device)
         self.top = torch.full((n,), -math.inf, device=device)
         self.top_id = torch.full((n,), -1, dtype=torch.int64, device=device)
-        self.sum = torch.zeros(n, device=device)
-        self.weighted = torch.zeros(n, device=device)
         self.label = torch.full((n,), math.nan, device=device)
 
     def add(self, logits_PR: Tensor, first: int, labels_P: Tensor, values_PR: Tensor | None = None) -> None:
         """Adds the logits of the ids from `first` on; `values_PR` are averaged under the softmax."""
         top, where = logits_PR.max(1)
-        grown = top > self.top
-        self.top_id = torch.where(grown, where + first, self.top_id)
-        new_top = torch.where(grown, top, self.top)
-        shrink = torch.exp(self.top - new_top)
-        weights_PR = torch.exp(logits_PR - new_top[:, None])
-        self.sum = self.sum * shrink + weights_PR.sum(1)
+        self.top_id = torch.where(top > self.top, where + first, self.top_id)
+        self.top = torch.maximum(self.top, top)
+        before, self.log_sum = self.log_sum, torch.logaddexp(self.log_sum, logits_PR.logsumexp(1))
         if values_PR is not None:
-            self.weighted = self.weighted * shrink + (weights_PR * values_PR).sum(1)
-        self.top = new_top
+            weights_PR = torch.exp(logits_PR - self.log_sum[:, None])
+            self.mean = self.mean * torch.exp(before - self.log_sum) + (weights_PR * values_PR).sum(1)
         self.label = _pick(logits_PR, (labels_P - first)[:, None], self.label[:, None])[:, 0]
-
-    @property
-    def log_sum(self) -> Tensor:
-        return self.top + self.sum.log()
 
 
 def _pick(logits_PR: Tensor, places_PK: Tensor, otherwise_PK: Tensor) -> Tensor:
@@ -225,7 +218,7 @@ def _sums(sides: list[_ScoredSide], labels_P: Tensor, given: TopKTargets | None 
             found += [kl, (student.top_id == ids_PK[:, 0]).float(), -given.label_P[places]]
         if len(sides) > 1:
             teacher = running[1]
-            kl = teacher.weighted / teacher.sum - teacher.log_sum + student.log_sum
+            kl = teacher.mean - teacher.log_sum + student.log_sum
             found += [kl, (student.top_id == teacher.top_id).float(), teacher.log_sum - teacher.label]
         if len(sides) > 2:
             found.append(torch.sigmoid(running[2].log_sum - running[1].log_sum))

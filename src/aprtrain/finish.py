@@ -91,15 +91,15 @@ class Summary(TypedDict):
 def run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
     """Trains from `saved` to the end or an interruption; an error is recorded in the folder and raised."""
     began = time.monotonic()
-    config, parts, world, progress = trainer.config, trainer.parts, trainer.world, trainer.progress
+    config, world, progress, recorder = trainer.config, trainer.world, trainer.progress, trainer.recorder
     if not progress.evaluations:  # also if a signal stopped the first evaluation of a run that is resumed
-        parts.recorder.log("evaluating before the first step")
+        recorder.log("evaluating before the first step")
         scores: Numbers = {}
         with suppress(guards.EvaluationStopped):
-            scores = trainer.evaluate() if config.smoke is None else parts.evaluate(trainer.wants_stop)
-        if parts.vocabulary is not None and scores:
+            scores = trainer.evaluate() if config.smoke is None else trainer.evaluate_student(trainer.wants_stop)
+        if trainer.vocabulary is not None and scores:
             allow_weaker = config.allow_weaker_teacher
-            guards.check_scores(scores, parts.vocabulary.n_real, allow_weaker=allow_weaker, is_qat=bool(config.qat))
+            guards.check_scores(scores, trainer.vocabulary.n_real, allow_weaker=allow_weaker, is_qat=bool(config.qat))
         if config.smoke is None and not trainer.evaluation_stopped:
             _try_to_save(trainer)
         world.barrier()
@@ -109,14 +109,14 @@ def run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
     try:
         trainer.run()
         if trainer.early is not None:
-            parts.recorder.log(f"early stop after step {progress.step}: {trainer.early}")
+            recorder.log(f"early stop after step {progress.step}: {trainer.early}")
         model = _finish(trainer, saved)
         is_done = trainer.is_done
     except Exception as error:
-        if parts.saver is not None:
-            parts.saver.wait()
+        if trainer.saver is not None:
+            trainer.saver.wait()
         message = error.message if isinstance(error, AprError) else f"{type(error).__name__}: {error}"
-        parts.recorder.record("error", {"step": progress.step, "message": message})
+        recorder.record("error", {"step": progress.step, "message": message})
         _describe(trainer, "failed")
         raise
     summary = _summarise(trainer, command, model, time.monotonic() - began)
@@ -126,9 +126,9 @@ def run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
     if not is_done:
         summary["interrupted"] = trainer.stop.number or 15
     if config.qa and model is not None:
-        summary["qa"] = _run_qa(model, parts.recorder)
+        summary["qa"] = _run_qa(model, recorder)
     facts = {"step": progress.step, "finished": is_done, **_log_memory(trainer, peak_before)}
-    parts.recorder.record("end", facts)
+    recorder.record("end", facts)
     _describe(trainer, "done" if is_done else "interrupted", summary["seconds"])
     return summary
 
@@ -136,8 +136,8 @@ def run_loop(trainer: Trainer, command: str, saved: Saved) -> Summary:
 def _try_to_save(trainer: Trainer) -> None:
     """Trial save before the first step; the copied weights are freed on return."""
     snapshot = trainer.snapshot({})
-    if trainer.parts.saver is not None:
-        trainer.parts.saver.trial_save(snapshot)
+    if trainer.saver is not None:
+        trainer.saver.trial_save(snapshot)
 
 
 def _log_memory(trainer: Trainer, before: int | None) -> Numbers:
@@ -145,8 +145,8 @@ def _log_memory(trainer: Trainer, before: int | None) -> Numbers:
     after = budget.peak_bytes(trainer.world.device)
     if before is None or after is None:
         return {}
-    plan, peak = total(trainer.parts.plan), max(before, after)
-    trainer.parts.recorder.log(f"memory: plan {plan / 2**30:.2f} GiB, peak {peak / 2**30:.2f} GiB")
+    plan, peak = total(trainer.plan), max(before, after)
+    trainer.recorder.log(f"memory: plan {plan / 2**30:.2f} GiB, peak {peak / 2**30:.2f} GiB")
     return {"memory_plan_bytes": plan, "memory_peak_bytes": peak}
 
 
@@ -155,7 +155,7 @@ def _finish(trainer: Trainer, saved: Saved) -> Path | None:
 
     Returns the path of the final model, or None if the run is not finished.
     """
-    saver = trainer.parts.saver
+    saver = trainer.saver
     if trainer.config.smoke is not None:
         return None
     known = trainer.progress.evaluations
@@ -168,11 +168,11 @@ def _finish(trainer: Trainer, saved: Saved) -> Path | None:
     model = None
     if saver is not None and snapshot is not None:
         model = saver.finish(snapshot)
-        if (spec := trainer.parts.student.lora) is not None:
+        if (spec := trainer.student.lora) is not None:
             base = str(trainer.config.student or trainer.config.init)
             masters = {k.removeprefix("master."): v for k, v in snapshot.state.items() if k.startswith("master.")}
-            paths = save_adapter(saver.folder, trainer.parts.student.shape, spec, masters, base)
-            trainer.parts.recorder.log(f"adapter: {', '.join(map(str, paths))}")
+            paths = save_adapter(saver.folder, trainer.student.shape, spec, masters, base)
+            trainer.recorder.log(f"adapter: {', '.join(map(str, paths))}")
     elif saver is not None and trainer.progress.step not in saver.saved:
         raise StorageError(
             "the run was stopped, but its last checkpoint could not be saved", path=saver.folder,
@@ -196,7 +196,7 @@ def _run_qa(model: Path, recorder: Recorder) -> QaOutcome:
 
 
 def _summarise(trainer: Trainer, command: str, model: Path | None, seconds: float) -> Summary:
-    config, parts, progress, saver = trainer.config, trainer.parts, trainer.progress, trainer.parts.saver
+    config, progress, saver = trainer.config, trainer.progress, trainer.saver
     times = trainer.step_seconds[2:] or trainer.step_seconds
     typical = statistics.median(times) if times else math.nan
     mean = trainer.mean
@@ -220,17 +220,17 @@ def _summarise(trainer: Trainer, command: str, model: Path | None, seconds: floa
     if config.smoke is not None and times:
         steps = config.steps or config.smoke
         summary["projected_steps"], summary["projected_seconds"] = steps, steps * typical
-        parts.recorder.log(f"{steps} steps would take {format_clock(steps * typical)}")
+        trainer.recorder.log(f"{steps} steps would take {format_clock(steps * typical)}")
     return summary
 
 
 def _describe(trainer: Trainer, status: str, seconds: float | None = None) -> None:
     """Writes the run's metadata into its folder, and its HTML report once it has ended."""
-    parts, progress = trainer.parts, trainer.progress
-    if parts.saver is None:
+    progress, saver = trainer.progress, trainer.saver
+    if saver is None:
         return
     facts = {
-        **parts.origin,
+        **trainer.origin,
         "status": status,
         "steps": progress.step,
         "tokens": progress.tokens,
@@ -238,9 +238,9 @@ def _describe(trainer: Trainer, status: str, seconds: float | None = None) -> No
         "resolved": trainer.config.to_json(),
         "cwd": os.getcwd(),  # to which relative paths refer
     }
-    parts.saver.describe(facts | ({"seconds": seconds} if seconds is not None else {}))
+    saver.describe(facts | ({"seconds": seconds} if seconds is not None else {}))
     if status != "running":
         try:
-            write_report(parts.saver.folder, parts.saver.folder / PAGE, force=True)
+            write_report(saver.folder, saver.folder / PAGE, force=True)
         except Exception as error:  # the models are saved, and `apr report` can retry
-            parts.recorder.log(f"{PAGE} could not be written: {error}")
+            trainer.recorder.log(f"{PAGE} could not be written: {error}")

@@ -142,36 +142,18 @@ def abort(error: RunError, tell: Callable[[RunError], object] = tell) -> None:
     os._exit(error.exit_code)
 
 
-class _MonitorThread:
-    """Context manager that runs `watch` in a background thread; `_over` tells it to end."""
-
-    def __init__(self, name: str, watch: Callable[[], None]) -> None:
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=watch, name=name, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-
-class Watchdog(_MonitorThread):
+class Watchdog:
     """Calls `on_stall` if a step takes longer than 20 times the median and `least_s`; limit of the first: `first_s`.
 
     The second step has the larger of both limits. Any step may have to compile a new shape, hence `least_s`; 0: only
-    the first is limited. Use it in `with`, and run each step in `with watchdog.step():`. Time between steps is free.
+    the first is limited. Run each step in `with watchdog.step():`. Time between steps is free.
     """
 
     def __init__(self, first_s: float, on_stall: Callable[[RunError], None] = abort, *, least_s: float = 120.0) -> None:
         self._first_s, self._least_s = first_s, least_s or math.inf
         self._on_stall = on_stall
         self._times: deque[float] = deque(maxlen=101)
-        self._began: float | None = None
         self._number = 0
-        super().__init__("apr-watchdog", self._watch)
 
     @property
     def limit_s(self) -> float:
@@ -186,25 +168,24 @@ class Watchdog(_MonitorThread):
     def step(self) -> Iterator[None]:
         """Times the block."""
         self._number += 1
-        self._began = start = time.monotonic()
+        start, limit = time.monotonic(), self.limit_s
+        timer = threading.Timer(min(limit, threading.TIMEOUT_MAX), self._tell, (self._number, limit))
+        timer.daemon = True
+        timer.start()
         try:
             yield
         finally:
-            self._began = None
+            timer.cancel()
         self._times.append(time.monotonic() - start)
 
-    def _watch(self) -> None:
-        while not self._over.wait(min(1.0, self._first_s / 10)):
-            began, limit = self._began, self.limit_s
-            if began is not None and time.monotonic() - began > limit:
-                what = "the first step of this run" if self._number == 1 else f"step {self._number} of this run"
-                self._on_stall(
-                    RunError(
-                        f"{what} takes more than {limit:.0f} s",
-                        hint="the stack traces show where it hangs; increase --deadline or --step-deadline",
-                    )
-                )
-                return
+    def _tell(self, number: int, limit: float) -> None:
+        what = "the first step of this run" if number == 1 else f"step {number} of this run"
+        self._on_stall(
+            RunError(
+                f"{what} takes more than {limit:.0f} s",
+                hint="the stack traces show where it hangs; increase --deadline or --step-deadline",
+            )
+        )
 
 
 # --- utilisation ---
@@ -228,7 +209,7 @@ def nvml_reader(device: torch.device) -> Callable[[], int] | None:
     return read
 
 
-class UtilizationMonitor(_MonitorThread):
+class UtilizationMonitor:
     """Samples GPU utilisation once a second; warns once below 50 % over a minute, stops the run below `least` %.
 
     `read` returns percent, or a negative number on failure. `wanted` is cleared while the GPU may be idle.
@@ -249,7 +230,16 @@ class UtilizationMonitor(_MonitorThread):
         self._interval_s = interval_s
         self._has_warned = False
         self.wanted = threading.Event()
-        super().__init__("apr-utilisation", self._watch)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="apr-utilisation", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
 
     @property
     def latest(self) -> int | None:

@@ -32,8 +32,8 @@ from aprtrain.memory import MemoryRow
 from aprtrain.models import Origin
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.names import head_name
-from aprtrain.optim.flat import Optimizer
 from aprtrain.optim.rules import learning_rate
+from aprtrain.optim.states import Optimizer
 from aprtrain.qat import Quantizer
 from aprtrain.report.metrics import Recorder, SampledValues, StepValues, mean_of, scores_text
 from aprtrain.sampler import Sampler
@@ -46,53 +46,6 @@ from aprtrain.world import World
 _SUMS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy", "aligned", "hidden", "save", "stop")
 _MOST_UNLOGGED = 10_000  # steps averaged in a log line, at most
 _PEAK_STEP = 2  # after which peak memory is checked
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The loaded and checked parts of a run.
-
-    Attributes:
-        student, optimizer: the model to train and its optimizer.
-        teacher, vocabulary: None in pretraining.
-        batches: training batches, positioned at the cursor.
-        objective: the loss to minimise.
-        evaluate: metrics of the student on held-out data; "best" (lower is better) selects the best checkpoint: the KL
-            to the teacher, or the cross entropy without one or with kd_weight 0. Its argument is
-            `is_stopped` of `aprtrain.evaluate.evaluate`.
-        saver: None in smoke runs and in processes that do not write.
-        recorder: writes metrics and log lines.
-        plan: rows of the memory plan.
-        flops: useful FLOPs per token.
-        origin: lineage for checkpoints.
-        on_stall: called from another thread when a step takes too long; ends the process.
-        answers: saved teacher log-probabilities, with --teacher-logprobs.
-        aligned: runs a teacher with another tokenizer.
-        sampler: of the student's own continuations, with --on-policy.
-        sample: samples of the student's text, recorded after each evaluation; None without --samples.
-        quantizer: what rounds the student's weights, with --qat.
-        hidden: the loss between hidden states, with --hidden-weight.
-    """
-
-    student: Decoder
-    optimizer: Optimizer
-    teacher: Teacher | None
-    vocabulary: SharedVocabulary | None
-    batches: Batches
-    objective: Objective
-    evaluate: Callable[[Callable[[], bool]], Numbers]
-    saver: Saver | None
-    recorder: Recorder
-    plan: list[MemoryRow]
-    flops: budget.Flops
-    origin: Origin
-    on_stall: Callable[[RunError], None]
-    answers: TeacherTargets | None = None
-    aligned: AlignedTeacher | None = None
-    sampler: Sampler | None = None
-    sample: Callable[[], list[TextSample]] | None = None
-    quantizer: Quantizer | None = None
-    hidden: HiddenStates | None = None
 
 
 @dataclass
@@ -122,45 +75,81 @@ class _NotFiniteError(Exception):
     """The loss or the gradient of a step is not finite; its argument is the step's number."""
 
 
+@dataclass
 class Trainer:
     """Runs steps from `progress.step` until the last step, a signal or a failure.
 
     Attributes:
-        config, world, parts, stop: as passed to the constructor.
+        config, world: of the run.
+        student, optimizer: the model to train and its optimizer.
+        teacher, vocabulary: None in pretraining.
+        batches: training batches, positioned at the cursor.
+        objective: the loss to minimise.
+        evaluate_student: metrics of the student on held-out data; "best" (lower is better) selects the best checkpoint:
+            the KL to the teacher, or the cross entropy without one or with kd_weight 0. Its argument is `is_stopped` of
+            `aprtrain.evaluate.evaluate`.
+        saver: None in smoke runs and in processes that do not write.
+        recorder: writes metrics and log lines.
+        plan: rows of the memory plan.
+        flops: useful FLOPs per token.
+        origin: lineage for checkpoints.
+        on_stall: called from another thread when a step takes too long; ends the process.
+        answers: saved teacher log-probabilities, with --teacher-logprobs.
+        aligned: runs a teacher with another tokenizer.
+        sampler: of the student's own continuations, with --on-policy.
+        sample: samples of the student's text, recorded after each evaluation; None without --samples.
+        quantizer: what rounds the student's weights, with --qat.
+        hidden: the loss between hidden states, with --hidden-weight.
         progress: current step, tokens and evaluations.
+        stop: whether a signal asked to stop.
         latest: metrics of the last step whose results were read.
         step_seconds: duration of each such step in this process.
         early: why the run stopped early, else None.
         evaluation_stopped: whether a signal has stopped an evaluation; the same in every process.
     """
 
-    def __init__(self, config: Config, world: World, parts: Parts, progress: Progress, stop: Stop) -> None:
-        self.config = config
-        self.world = world
-        self.parts = parts
-        self.stop = stop
-        self._on_gpu = world.device.type == "cuda"
-        self._head_name = head_name(parts.student.shape)
+    config: Config
+    world: World
+    student: Decoder
+    optimizer: Optimizer
+    teacher: Teacher | None
+    vocabulary: SharedVocabulary | None
+    batches: Batches
+    objective: Objective
+    evaluate_student: Callable[[Callable[[], bool]], Numbers]
+    saver: Saver | None
+    recorder: Recorder
+    plan: list[MemoryRow]
+    flops: budget.Flops
+    origin: Origin
+    on_stall: Callable[[RunError], None]
+    answers: TeacherTargets | None = None
+    aligned: AlignedTeacher | None = None
+    sampler: Sampler | None = None
+    sample: Callable[[], list[TextSample]] | None = None
+    quantizer: Quantizer | None = None
+    hidden: HiddenStates | None = None
+    progress: Progress = field(default_factory=Progress)
+    stop: Stop = field(default_factory=Stop)
+    latest: StepValues | None = field(default=None, init=False)
+    step_seconds: list[float] = field(default_factory=list, init=False)
+    early: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._on_gpu = self.world.device.type == "cuda"
         self._teacher_head: Tensor | None = None
-        models = (parts.student, parts.teacher)
+        models = (self.student, self.teacher)
         self._softcaps = Softcaps(*(model.shape.logit_softcap if model else 0.0 for model in models))
         self._pending: _Pending | None = None
         self._asked_to_stop = False
         self.evaluation_stopped = False
         self._asked_to_save = False
-        self._looked_at = time.monotonic()
-        self._saved_at = time.monotonic()
         self._ready_before: torch.cuda.Event | None = None  # of the previous step, unless a pause followed it
-        self._peak_checked = False
         self._is_on_policy = False
         self._host = HostBuffers()
         self._utilisation: UtilizationMonitor | None = None
-        self.progress = progress
-        self.latest: StepValues | None = None
         self._unlogged: deque[StepValues] = deque(maxlen=_MOST_UNLOGGED)
         self._logged: StepValues | None = None
-        self.step_seconds: list[float] = []
-        self.early: str | None = None
 
     @property
     def is_done(self) -> bool:
@@ -169,7 +158,7 @@ class Trainer:
 
     def wants_stop(self) -> bool:
         """Whether a signal stops an evaluation; with FSDP, where all processes evaluate together, one of them."""
-        return self.world.any(bool(self.stop)) if self.parts.optimizer.is_sharded else bool(self.stop)
+        return self.world.any(bool(self.stop)) if self.optimizer.is_sharded else bool(self.stop)
 
     @property
     def mean(self) -> StepValues | None:
@@ -179,8 +168,7 @@ class Trainer:
     def run(self) -> None:
         """Runs all steps, evaluations and periodic saves. Raises RunError (NaN, idle GPU, memory)."""
         with ExitStack() as stack:
-            limits = self.config.deadline, self.config.step_deadline
-            watchdog = stack.enter_context(Watchdog(limits[0], self.parts.on_stall, least_s=limits[1]))
+            watchdog = Watchdog(self.config.deadline, self.on_stall, least_s=self.config.step_deadline)
             self._watch_device(stack)
             self._looked_at = self._saved_at = time.monotonic()
             self.early = self._why_early() if self.progress.step else None  # a run that stopped early may be resumed
@@ -193,17 +181,17 @@ class Trainer:
                 self._read_pending()
             except _NotFiniteError as found:  # saves outside of the watchdog
                 self._stop_for_nan(*found.args)
-        if self.parts.saver is not None:
-            self.parts.saver.wait()
+        if self.saver is not None:
+            self.saver.wait()
 
     def _watch_device(self, stack: ExitStack) -> None:
         read = nvml_reader(self.world.device) if self._on_gpu else None
         if read is not None:
             self._utilisation = stack.enter_context(
-                UtilizationMonitor(read, self.parts.recorder.log, least=self.config.min_utilization)
+                UtilizationMonitor(read, self.recorder.log, least=self.config.min_utilization)
             )
         elif self._on_gpu:
-            self.parts.recorder.log("GPU utilization is not monitored: NVML is missing or does not support this GPU")
+            self.recorder.log("GPU utilization is not monitored: NVML is missing or does not support this GPU")
 
     # --- a step ---
 
@@ -219,39 +207,39 @@ class Trainer:
 
     def _micro_batches(self) -> list[Batch]:
         """The step's data, or the student's own continuations in their place."""
-        sampler, step = self.parts.sampler, self.progress.step
+        sampler, step = self.sampler, self.progress.step
         self._is_on_policy = sampler is not None and sampler.is_due(step)
         if sampler is None or not self._is_on_policy:
-            return next(self.parts.batches)
-        self.parts.batches.skip()
+            return next(self.batches)
+        self.batches.skip()
         found = sampler.batches(step)
         n_valid = sum(self.world.gather(found[0].n_valid))
         return [replace(batch, n_valid=n_valid) for batch in found]
 
     def _launch(self, micro_batches: list[Batch]) -> _Pending:
-        config, parts, progress = self.config, self.parts, self.progress
+        config, progress = self.config, self.progress
         assert config.warmup_steps is not None
         assert config.total_steps is not None
         lr = learning_rate(
             progress.step, peak=config.lr, total=config.total_steps, warmup=config.warmup_steps,
             final=config.lr_final,
         )  # fmt: skip
-        if parts.quantizer is not None:
-            parts.quantizer.pull = config.qat_dampening * progress.step / config.total_steps
-        parts.optimizer.clear()
+        if self.quantizer is not None:
+            self.quantizer.pull = config.qat_dampening * progress.step / config.total_steps
+        self.optimizer.clear()
         sums = torch.zeros(len(_SUMS), device=self.world.device)
         for batch in micro_batches:
             if batch is micro_batches[-1]:
-                parts.optimizer.sync_next_backward()
+                self.optimizer.sync_next_backward()
             sums[:-2] += self._pass(batch.to(self.world.device))
         # Rank 0's clock decides for all.
         is_due = 0 < config.save_minutes <= (time.monotonic() - self._saved_at) / 60
         sums[-2] += float(self.world.is_first and is_due)
         sums[-1] += float(bool(self.stop))
         self.world.all_reduce(sums)
-        norm = parts.optimizer.step(lr, sums[0])
-        if parts.hidden is not None:
-            parts.hidden.step(lr, sums[0])
+        norm = self.optimizer.step(lr, sums[0])
+        if self.hidden is not None:
+            self.hidden.step(lr, sums[0])
         values = torch.cat([sums, norm.reshape(1)])
         n_valid = micro_batches[0].n_valid
         progress.step += 1
@@ -261,38 +249,38 @@ class Trainer:
             values = values.to("cpu", non_blocking=True)
             ready = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             ready.record()
-        sampled = None if parts.sampler is None or not self._is_on_policy else parts.sampler.values(progress.step - 1)
+        sampled = None if self.sampler is None or not self._is_on_policy else self.sampler.values(progress.step - 1)
         return _Pending(progress.step, n_valid, progress.tokens, lr, values, ready, sampled)
 
     def _pass(self, batch: Batch) -> Tensor:
         """Forward and backward pass of a micro-batch; returns its part of the sums."""
-        config, parts = self.config, self.parts
+        config = self.config
         hidden, head, spans, n_aligned = None, None, None, 0
-        with nullcontext() if parts.hidden is None else parts.hidden.recording():
-            if parts.teacher is not None and parts.aligned is None:
-                hidden = parts.teacher.hidden(batch.tokens_NT, batch.documents).flatten(0, 1)
-                head = self._head_of(parts.teacher)
-            x_ND, labels_N = parts.student(batch.tokens_NT, batch.documents).flatten(0, 1), batch.labels_NT.flatten()
+        with nullcontext() if self.hidden is None else self.hidden.recording():
+            if self.teacher is not None and self.aligned is None:
+                hidden = self.teacher.hidden(batch.tokens_NT, batch.documents).flatten(0, 1)
+                head = self._head_of(self.teacher)
+            x_ND, labels_N = self.student(batch.tokens_NT, batch.documents).flatten(0, 1), batch.labels_NT.flatten()
         n_valid = max(1, batch.n_valid)
-        distance = None if parts.hidden is None else parts.hidden.loss(labels_N, batch.kept_P, n_valid)
+        distance = None if self.hidden is None else self.hidden.loss(labels_N, batch.kept_P, n_valid)
         kept_P, top = batch.kept_P, None
-        if parts.answers is not None:
-            given = parts.answers(batch.windows).to(self.world.device)
+        if self.answers is not None:
+            given = self.answers(batch.windows).to(self.world.device)
             kept_P, top = given.index_P, given.top
-        if parts.teacher is not None and parts.aligned is not None:
-            found, head = parts.aligned(batch.windows), self._head_of(parts.teacher)
+        if self.teacher is not None and self.aligned is not None:
+            found, head = self.aligned(batch.windows), self._head_of(self.teacher)
             hidden, spans, n_aligned = found.hidden_ED, found.spans, found.n_labels
             x_ND, labels_N, kept_P = x_ND.index_select(0, found.index_P), labels_N[found.index_P], None
         if kept_P is not None:  # skip the logits of ignored positions
             x_ND, labels_N = x_ND.index_select(0, kept_P), labels_N[kept_P]
             hidden = None if hidden is None else hidden[kept_P]
         out = distill_head(
-            x_ND, parts.student.head_weight, hidden, head, labels_N,
-            replace(parts.objective, kd_weight=1.0) if self._is_on_policy else parts.objective,
-            parts.vocabulary if hidden is not None else None, n_valid=n_valid, chunk=config.chunk,
+            x_ND, self.student.head_weight, hidden, head, labels_N,
+            replace(self.objective, kd_weight=1.0) if self._is_on_policy else self.objective,
+            self.vocabulary if hidden is not None else None, n_valid=n_valid, chunk=config.chunk,
             logits="fp32" if config.logits == "fp32" else "fp16", softcaps=self._softcaps,
-            grad_w=parts.optimizer.grad_of(self._head_name) if parts.student.lora is None else None, top=top,
-            spans=spans,
+            grad_w=self.optimizer.grad_of(head_name(self.student.shape)) if self.student.lora is None else None,
+            top=top, spans=spans,
         )  # fmt: skip
         extra = [] if distance is None else [config.hidden_weight * distance]
         torch.autograd.backward([out.loss, *extra])
@@ -331,7 +319,7 @@ class Trainer:
             self._logged = mean_of(self._unlogged)
             self._unlogged.clear()
         if self.world.is_first:
-            self.parts.recorder.step(values, total=self.config.stop, mean=self._logged if is_logged else None)
+            self.recorder.step(values, total=self.config.stop, mean=self._logged if is_logged else None)
         if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
             raise _NotFiniteError(pending.step)
 
@@ -348,9 +336,9 @@ class Trainer:
         return seconds
 
     def _values(self, pending: _Pending, sums: dict[str, float], seconds: float) -> StepValues:
-        config, parts, n = self.config, self.parts, max(1, pending.n_valid)  # a step may have no labels
+        config, n = self.config, max(1, pending.n_valid)  # a step may have no labels
         rate = config.tokens_per_step / max(seconds, 1e-9)
-        has_teacher = parts.teacher is not None or parts.answers is not None
+        has_teacher = self.teacher is not None or self.answers is not None
         values: StepValues = {
             "step": pending.step,
             "loss": sums["loss"],
@@ -366,7 +354,7 @@ class Trainer:
             "seconds": seconds,
             "tokens_per_s": rate,
             "eta_s": (config.stop - pending.step) * seconds,
-            "student_tflops": rate * parts.flops.student / 1e12,
+            "student_tflops": rate * self.flops.student / 1e12,
             "mfu": None,
             "utilisation": self._utilisation.latest if self._utilisation else None,
             "memory_bytes": budget.peak_bytes(self.world.device),
@@ -375,21 +363,21 @@ class Trainer:
             values = {**values, **pending.sampled}
             if "sampler_seconds" in pending.sampled:
                 values["sampler_share"] = min(1.0, pending.sampled["sampler_seconds"] / max(seconds, 1e-9))
-        if parts.hidden is not None:
+        if self.hidden is not None:
             values["hidden"] = sums["hidden"]
-        if parts.aligned is not None:
+        if self.aligned is not None:
             values["aligned"] = sums["aligned"] / n
-        if parts.teacher is not None:
-            values["teacher_tflops"] = rate * parts.flops.teacher / 1e12
+        if self.teacher is not None:
+            values["teacher_tflops"] = rate * self.flops.teacher / 1e12
         if self._on_gpu:
             peak = budget.peak_flops(torch.cuda.get_device_name(self.world.device))
-            values["mfu"] = peak and rate * parts.flops.total / self.world.size / peak
+            values["mfu"] = peak and rate * self.flops.total / self.world.size / peak
         return values
 
     def _stop_for_nan(self, step: int) -> None:
         self.save_now()
         self.world.barrier()  # wait for the save: the first process that fails ends the others
-        where = f"the weights before this step are saved in {self.parts.saver.folder}" if self.parts.saver else ""
+        where = f"the weights before this step are saved in {self.saver.folder}" if self.saver else ""
         raise RunError(
             f"the loss or the gradient of step {step} is not finite; {where or 'nothing was saved'}",
             hint="resume with a lower --lr: --resume --allow-changed lr --lr ..., or try --logits fp32",
@@ -399,14 +387,12 @@ class Trainer:
 
     def _after_step(self) -> None:
         config, step = self.config, self.progress.step
-        if not self._peak_checked and len(self.step_seconds) >= _PEAK_STEP:
-            self._peak_checked = True
-            if (peak := budget.peak_bytes(self.world.device)) is not None:
-                budget.check_peak(self.parts.plan, peak)
+        if len(self.step_seconds) == _PEAK_STEP and (peak := budget.peak_bytes(self.world.device)) is not None:
+            budget.check_peak(self.plan, peak)
         if step >= config.stop:
             return  # `run._finish` evaluates and saves
         is_due = self._asked_to_save or (config.save_every and step % config.save_every == 0)
-        is_due = is_due or self.parts.batches.ends_epochs(step, config.save_epochs)
+        is_due = is_due or self.batches.ends_epochs(step, config.save_epochs)
         saves = bool(is_due) and config.smoke is None
         if saves or (config.eval_every and step % config.eval_every == 0):
             self._pause()
@@ -444,12 +430,12 @@ class Trainer:
         """
         scores: Numbers = {}
         error: AprError | None = None
-        self.parts.optimizer.search_scales()  # what a checkpoint of this step would contain
-        if (self.world.is_first or self.parts.optimizer.is_sharded) and self.config.smoke is None:
+        self.optimizer.search_scales()  # what a checkpoint of this step would contain
+        if (self.world.is_first or self.optimizer.is_sharded) and self.config.smoke is None:
             try:
-                scores = {"step": self.progress.step, **self.parts.evaluate(self.wants_stop)}
+                scores = {"step": self.progress.step, **self.evaluate_student(self.wants_stop)}
             except AprError as found:
-                if self.parts.optimizer.is_sharded and found.__cause__ is not None:
+                if self.optimizer.is_sharded and found.__cause__ is not None:
                     raise  # possibly in this process alone: with FSDP the others cannot take part in a save
                 error = found
         failure = self.world.first_error(error)
@@ -464,17 +450,17 @@ class Trainer:
         if not scores:
             return {}
         self.progress.evaluations.append(scores)
-        self.parts.recorder.record("evaluation", scores)
-        self.parts.recorder.log(f"held-out, step {self.progress.step}: {scores_text(scores)}")
-        if self.parts.sample is not None:
-            self.parts.recorder.record("samples", {"step": self.progress.step, "samples": self.parts.sample()})
+        self.recorder.record("evaluation", scores)
+        self.recorder.log(f"held-out, step {self.progress.step}: {scores_text(scores)}")
+        if self.sample is not None:
+            self.recorder.record("samples", {"step": self.progress.step, "samples": self.sample()})
         return scores
 
     def _save(self, scores: Numbers) -> None:
         """Starts writing a checkpoint of the current state."""
         snapshot = self.snapshot(scores)
-        if self.parts.saver is not None:
-            self.parts.saver.begin(snapshot)
+        if self.saver is not None:
+            self.saver.begin(snapshot)
         self._saved_at = time.monotonic()
         self._asked_to_save = False
 
@@ -482,32 +468,31 @@ class Trainer:
         """Saves a checkpoint with the scores of this step, if any, and waits for it."""
         known = self.progress.evaluations
         self._save(known[-1] if known and known[-1]["step"] == self.progress.step else {})
-        if self.parts.saver is not None:
-            self.parts.saver.wait()
+        if self.saver is not None:
+            self.saver.wait()
 
     def snapshot(self, scores: Numbers) -> Snapshot:
         """A copy of the current state, after the previous save has finished; collective, kept by rank 0 only."""
-        if self.parts.saver is not None:
-            self.parts.saver.wait()
+        if self.saver is not None:
+            self.saver.wait()
         score = scores.get("best")
         is_best = score is not None and is_better(score, self.progress.best)
         if is_best:
             self.progress.best = score
-        parts, dtype = self.parts, self.config.save_dtype
-        keeps = parts.saver is not None
         weights, state = copy_state(
-            parts.optimizer, parts.student, dtype, self._host, keeps=keeps, quantizer=parts.quantizer
-        )
+            self.optimizer, self.student, self.config.save_dtype, self._host, keeps=self.saver is not None,
+            quantizer=self.quantizer,
+        )  # fmt: skip
         state["rng"] = torch.get_rng_state()
-        state |= parts.hidden.states() if parts.hidden is not None else {}
+        state |= self.hidden.states() if self.hidden is not None else {}
         here = {"step": self.progress.step, "tokens": self.progress.tokens, "scores": dict(scores)}
         facts = {
-            "origin": parts.origin,
+            "origin": self.origin,
             "config": self.config.to_json(),
             "digest": self.config.digest(),
             "progress": vars(self.progress) | {"evaluations": list(self.progress.evaluations)},
-            "cursor": parts.batches.cursor,
+            "cursor": self.batches.cursor,
         }
-        if parts.sampler is not None:
-            facts["sampled"] = self.world.gather(parts.sampler.drawn.to_json())
-        return Snapshot(self.progress.step, weights, {**parts.origin, **here}, state, facts, is_best)
+        if self.sampler is not None:
+            facts["sampled"] = self.world.gather(self.sampler.drawn.to_json())
+        return Snapshot(self.progress.step, weights, {**self.origin, **here}, state, facts, is_best)

@@ -67,9 +67,10 @@ from aprtrain.network.weights import (
     open_network,
     refuse_zeros,
 )
-from aprtrain.optim.flat import FlatOptimizer, Optimizer
+from aprtrain.optim.flat import FlatOptimizer
 from aprtrain.optim.rules import Settings, rule_of
 from aprtrain.optim.sharded import ShardedOptimizer, shard_weights
+from aprtrain.optim.states import Optimizer
 from aprtrain.qat import Quantizer, qat_preset, types_of
 from aprtrain.teacher.files import TeacherTargets
 from aprtrain.teacher.teacher import BlocksDecoder, Teacher, note_decoded, residency_of, teacher_dtype

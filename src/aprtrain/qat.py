@@ -44,7 +44,6 @@ from aprfmt.types import Array
 from aprtrain.kernels import encode as kernels
 from aprtrain.network.names import hf_names
 from aprtrain.network.weights import NetworkSource
-from aprtrain.optim.flat import BufferSlice
 
 UNIFORM = ("nvfp4", "mxfp4")
 """Types without a preset of their own: every matrix gets this type, as with `apr quantize --pure`."""
@@ -225,12 +224,12 @@ class Quantizer:
         """Whether some types have scales that are searched only every few updates."""
         return any(dtype in SEARCHED for dtype in self.types.values())
 
-    def lay_out(self, slices: Mapping[str, BufferSlice]) -> None:
-        """Receives the positions of the parameters in the flat buffers, whose padding is zero."""
+    def lay_out(self, starts: Mapping[str, int]) -> None:
+        """Receives the first elements of the parameters in the flat buffers, whose padding is zero."""
         places = []
         for hf, (parameter, first, size) in hf_names(self.network.shape).items():
             if hf in self.types:
-                start = slices[parameter].start + first * (size[-1] if len(size) > 1 else 1)
+                start = starts[parameter] + first * (size[-1] if len(size) > 1 else 1)
                 self._starts[hf] = start
                 places.append(Stretch(start, start + prod(size), self.types[hf]))
         self._stretches = []

@@ -67,15 +67,12 @@ def keep_experts(
     chosen: list[list[int]] = []
     if world.is_first:
         if not (resumes and (folder / FILE).exists()):
-            _save(folder / FILE, n, rate())
+            saliency = rate()
+            with AtomicFile(folder / FILE) as sink:
+                sink.write(json.dumps({"kept": most_salient(saliency, n), "saliency": saliency}).encode())
         chosen = _read(folder / FILE, n)
     world.wait_for_first()
     return world.gather(chosen)[0]
-
-
-def _save(path: Path, n: int, saliency: list[list[float]]) -> None:
-    with AtomicFile(str(path)) as sink:
-        sink.write(json.dumps({"kept": most_salient(saliency, n), "saliency": saliency}).encode())
 
 
 def _read(path: Path, n: int) -> list[list[int]]:

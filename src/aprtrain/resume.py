@@ -106,7 +106,10 @@ def find_checkpoint(folder: Path, wanted: bool | int | str, world: World) -> Sav
     RunError if a value is not finite.
     """
     notes: list[str] = []
-    steps, latest, best = world.gather(_listed(folder, notes) if world.is_first else ([], None, None))[0]
+    listed: tuple[list[int], int | None, int | None] = [], None, None
+    if world.is_first:
+        listed = list(files_by_step(folder)), _pointer(folder, LATEST, notes), _pointer(folder, BEST, notes)
+    steps, latest, best = world.gather(listed)[0]
     last = [] if latest is None else [latest]
     if wanted == "auto":
         if not steps and not last:
@@ -120,12 +123,6 @@ def find_checkpoint(folder: Path, wanted: bool | int | str, world: World) -> Sav
     if best is None or best > saved.step:
         saved.progress.best = None  # the best checkpoint is discarded: the next evaluation sets it again
     return replace(saved, left=left, notes=tuple(notes))
-
-
-def _listed(folder: Path, notes: list[str]) -> tuple[list[int], int | None, int | None]:
-    """All steps in a run's folder, and the steps that `latest` and `best` name."""
-    latest, best = (_pointer(folder, which, notes) for which in (LATEST, BEST))
-    return list(files_by_step(folder)), latest, best
 
 
 def _pointer(folder: Path, which: str, notes: list[str]) -> int | None:

@@ -34,7 +34,7 @@ from aprtrain.evaluate import evaluate
 from aprtrain.finish import Summary, run_loop
 from aprtrain.guards import catch_signals
 from aprtrain.hidden import HiddenStates
-from aprtrain.loop import Parts, Trainer
+from aprtrain.loop import Trainer
 from aprtrain.loss.objective import Objective
 from aprtrain.loss.spans import VocabularyMap
 from aprtrain.memory import MemoryRow, memory_plan
@@ -52,8 +52,8 @@ from aprtrain.models import (
 )
 from aprtrain.network.decoder import Decoder
 from aprtrain.nodes import fetch
-from aprtrain.optim.flat import Optimizer, load_states
 from aprtrain.optim.rules import rule_of
+from aprtrain.optim.states import Optimizer, load_states
 from aprtrain.qat import Quantizer
 from aprtrain.reap import keep_experts, rate_experts
 from aprtrain.report.metrics import Recorder, settings_table
@@ -109,7 +109,9 @@ def run(
             pair = stack.enter_context(open_pair(command, config))
             return _train(command, config, world, recorder, folder, saved, pair, on_stall)
     except BaseException as error:
-        _clear_frames(error)
+        # A notebook keeps the last error, and its frames would keep the models.
+        for each in causes(error):
+            traceback.clear_frames(each.__traceback__)
         if isinstance(error, torch.OutOfMemoryError):
             raise RunError(
                 "the GPU is out of memory",
@@ -132,12 +134,6 @@ def _with_answers(config: Config, world: World, folder: Path, recorder: Recorder
         save_answers(config, folder / _ANSWERS, recorder.log)
     world.wait_for_first()
     return replace(config, teacher=None, teacher_logprobs=str(folder / _ANSWERS))
-
-
-def _clear_frames(error: BaseException | None) -> None:
-    """Clears the frames of a failed run: a notebook keeps the last error, and its frames would keep the models."""
-    for each in causes(error):
-        traceback.clear_frames(each.__traceback__)
 
 
 # --- before the first step ---
@@ -178,10 +174,7 @@ def _train(
         _check_resumed(config, saved, origin)
         _check_unfinished(config, world, folder, saved)
         check_student(folder, saved, pair.student)
-    planned = partial(memory_plan, config, pair, world.device, processes=world.size, tried=on_gpu)
-    plan, student, optimizer, quantizer, teacher = _load(
-        config, pair, world, twins[1] if twins else held_out, planned, memory
-    )
+    plan, student, optimizer, quantizer, teacher = _load(config, pair, world, twins[1] if twins else held_out, memory)
 
     saver: Saver | None = None
     if config.smoke is None and world.is_first:
@@ -205,14 +198,16 @@ def _train(
         return {**asdict(found), "best": found.ce if found.kl is None or not config.kd_weight else found.kl}
 
     learns = teacher is not None or answers is not None
-    parts = Parts(
+    trainer = Trainer(
+        config,
+        world,
         student=student,
         optimizer=optimizer,
         teacher=teacher,
         vocabulary=pair.vocabulary,
         batches=batches,
         objective=Objective(config.kd_weight if learns else 0.0, config.temperature, config.loss, config.beta),
-        evaluate=evaluate_student,
+        evaluate_student=evaluate_student,
         saver=saver,
         recorder=recorder,
         plan=plan,
@@ -227,9 +222,10 @@ def _train(
         else None,
         quantizer=quantizer,
         hidden=_hidden_states(config, pair, student, teacher, world),
+        progress=saved.progress,
     )
     if saved:
-        _restore(saved, folder, world, parts)
+        _restore(saved, folder, trainer)
     note_kernels(
         config, batch_of(windows, range(min(rows, len(windows)))).to(world.device), student, teacher, world.device
     )
@@ -238,11 +234,11 @@ def _train(
     recorder.begin(
         saved.step if saved else None, [asdict(damage) for damage in saved.damaged], config.log_to, config.to_json()
     )
-    _announce(command, config, asked, world, recorder, origin, pair.student.shape.d_model, teacher, quantizer)
+    _announce(command, trainer, asked)
     if saved:
         recorder.log(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
-    with catch_signals(recorder.notice) as stop:
-        return run_loop(Trainer(config, world, parts, saved.progress, stop), command, saved)
+    with catch_signals(recorder.notice) as trainer.stop:
+        return run_loop(trainer, command, saved)
 
 
 def _hidden_states(
@@ -258,22 +254,22 @@ def _hidden_states(
     )  # fmt: skip
 
 
-def _restore(saved: Saved, folder: Path, world: World, parts: Parts) -> None:
+def _restore(saved: Saved, folder: Path, trainer: Trainer) -> None:
     """Loads the state of the checkpoint that a run resumes from."""
     with open_state(state_file(folder, saved.step)) as state:
-        load_states(parts.optimizer, state)
-        if parts.hidden is not None:
-            parts.hidden.load(state)
+        load_states(trainer.optimizer, state)
+        if trainer.hidden is not None:
+            trainer.hidden.load(state)
         torch.set_rng_state(state["rng"])
-    if parts.sampler is not None and len(saved.sampled) == world.size:
-        parts.sampler.drawn = saved.sampled[world.rank]
-    world.barrier()
+    if trainer.sampler is not None and len(saved.sampled) == trainer.world.size:
+        trainer.sampler.drawn = saved.sampled[trainer.world.rank]
+    trainer.world.barrier()
     for path in saved.fetched:
         path.unlink(missing_ok=True)
-    if world.is_first:
+    if trainer.world.is_first:
         point_latest_at(folder, saved)
-        if parts.saver is not None:
-            parts.saver.left.update(saved.left)
+        if trainer.saver is not None:
+            trainer.saver.left.update(saved.left)
 
 
 def _rate_experts(
@@ -286,14 +282,11 @@ def _rate_experts(
 
 
 def _load(
-    config: Config,
-    pair: TrainingPair,
-    world: World,
-    held_out: Windows | AlignedWindows,
-    planned: Callable[..., list[MemoryRow]],
-    memory: int | None,
+    config: Config, pair: TrainingPair, world: World, held_out: Windows | AlignedWindows, memory: int | None
 ) -> tuple[list[MemoryRow], Decoder, Optimizer, Quantizer | None, Teacher | None]:
     """The memory plan, checked against the device's `memory`, and the loaded models."""
+    on_gpu = world.device.type == "cuda"
+    planned = partial(memory_plan, config, pair, world.device, processes=world.size, tried=on_gpu)
     plan = planned()
     budget.check_fits(plan, memory)
     student, optimizer, quantizer = load_student(config, pair, world)
@@ -510,19 +503,10 @@ def _device_name(world: World) -> str:
     return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
 
 
-def _announce(
-    command: str,
-    config: Config,
-    asked: Config,
-    world: World,
-    recorder: Recorder,
-    origin: Origin,
-    width: int,
-    teacher: Teacher | None,
-    quantizer: Quantizer | None,
-) -> None:
+def _announce(command: str, trainer: Trainer, asked: Config) -> None:
     """Logs and records the resolved configuration before the first step; `asked` is the one before that."""
-    device = _device_name(world)
+    config, recorder, origin = trainer.config, trainer.recorder, trainer.origin
+    device, width = _device_name(trainer.world), trainer.student.shape.d_model
     resolved = config.to_json()
     given = {row.name: resolved[row.name] for row in command_fields(command)}
     usual = {name: value for name, value in usual_values(config, width, asked).items() if name in given}
@@ -533,17 +517,17 @@ def _announce(
     for miss in record.missed:
         recorder.log(miss.text())
     record.tell = partial(_log_unused_feature, recorder)
-    recorder.log(f"{command} on {world.size} x {device}")
+    recorder.log(f"{command} on {trainer.world.size} x {device}")
     for line in settings_table(given, usual):
         recorder.log(line)
     recorder.log(f"training options {config.digest()[:16]}  data {str(origin['data'])[:16]}")
     for what, model in (("teacher", origin["teacher"]), ("student", origin["student"])):
         if model is not None and (signature := model.get("signature")) is not None:
             recorder.log(f"{what} {signature}")
-    for note in teacher.notes if teacher is not None else []:
+    for note in trainer.teacher.notes if trainer.teacher is not None else []:
         recorder.log(f"teacher: {note}")
-    if quantizer is not None:
-        recorder.log(f"training into {config.qat}: {quantizer.describe()}")
+    if trainer.quantizer is not None:
+        recorder.log(f"training into {config.qat}: {trainer.quantizer.describe()}")
 
 
 def _log_unused_feature(recorder: Recorder, miss: features.Miss) -> None:

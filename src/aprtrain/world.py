@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.distributed import Work
 
 from aprfmt.errors import AprError, MissingDependencyError, UsageError
 
@@ -26,13 +27,6 @@ _TIMEOUT = timedelta(minutes=30)
 
 _PREPARE_TIMEOUT = timedelta(days=7)
 """Time limit of waiting for the first process to tokenize the data."""
-
-
-class Communication(Protocol):
-    """A pending communication."""
-
-    def wait(self) -> object:
-        """Waits for completion; on a GPU only later kernels wait, not the host."""
 
 
 class ReportedByFirst(Exception):
@@ -90,19 +84,19 @@ class World:
         """This process's shard of `whole`: a view of one of `size` equal slices of dimension 0."""
         return whole.tensor_split(self.size)[self.rank] if self.size > 1 else whole
 
-    def reduce_scatter(self, whole: Tensor) -> Communication:
+    def reduce_scatter(self, whole: Tensor) -> Work:
         """Starts to sum `whole` over all processes into `part(whole)`; overwrites the rest. `wait` for the result."""
         assert len(whole) % self.size == 0
         # NCCL allows its result to overlap its input; gloo does not.
         given = whole if whole.is_cuda else whole.clone()
-        return cast(Communication, _reduce_scatter(self.part(whole), given, async_op=True))
+        return cast(Work, _reduce_scatter(self.part(whole), given, async_op=True))
 
-    def all_gather(self, whole: Tensor) -> Communication:
+    def all_gather(self, whole: Tensor) -> Work:
         """Starts to fill `whole` with `part(whole)` of every process. `wait` for the result."""
         assert len(whole) % self.size == 0
         given = self.part(whole)
         given = given if whole.is_cuda else given.clone()
-        return cast(Communication, _all_gather(whole, given, async_op=True))
+        return cast(Work, _all_gather(whole, given, async_op=True))
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true in some process; waits for all of them."""

@@ -16,7 +16,7 @@ from torch import Tensor
 import aprfmt
 from aprfmt.inspection.run_report import FILE
 from aprfmt.provenance import provenance
-from aprtrain.checkpoints.checkpoint import ModelIdentity, Weights
+from aprtrain.checkpoints.checkpoint import ModelIdentity, StoredWeight, Weights
 from aprtrain.checkpoints.state import open_state
 from aprtrain.config import Config
 from aprtrain.config_sources import build
@@ -120,7 +120,8 @@ def identity_of(network: NetworkSource) -> ModelIdentity:
 def snapshot(tensors: Mapping[str, Tensor], dtype: str) -> Weights:
     """A copy of live weights as "bf16" or "f32"."""
     name, kind = {"bf16": ("BF16", torch.bfloat16), "f32": ("F32", torch.float32)}[dtype]
-    return Weights(name, {key: tensor.detach().to(kind, copy=True) for key, tensor in tensors.items()})
+    copies = {key: tensor.detach().to(kind, copy=True) for key, tensor in tensors.items()}
+    return {key: StoredWeight(name, tuple(copy.shape), copy) for key, copy in copies.items()}
 
 
 def poisoned(calls: int) -> Callable[..., HeadOut]:

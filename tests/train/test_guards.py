@@ -270,34 +270,34 @@ def test_a_batch_that_processes_cannot_share_is_refused(corpus_file: Path, teach
 
 def test_a_step_that_hangs_is_ended_at_its_deadline() -> None:
     stalls: list[RunError] = []
-    with Watchdog(0.2, stalls.append) as watchdog:
-        with watchdog.step():
-            time.sleep(0.4)
-        assert len(stalls) == 1
+    watchdog = Watchdog(0.2, stalls.append)
+    with watchdog.step():
+        time.sleep(0.4)
+    assert len(stalls) == 1
     assert stalls[0].exit_code == 8
     assert "first step" in stalls[0].message
-    with Watchdog(0.2, stalls.append) as watchdog:
-        time.sleep(0.3)  # between steps anything may take its time
+    watchdog = Watchdog(0.2, stalls.append)
+    time.sleep(0.3)  # between steps anything may take its time
+    for _ in range(3):
+        with watchdog.step():
+            pass
+    time.sleep(0.3)
+    assert watchdog.limit_s == 120
+    assert len(stalls) == 1
+    for least_s, limit in ((3.0, 3.0), (0.0, math.inf)):
+        watchdog = Watchdog(0.2, stalls.append, least_s=least_s)
         for _ in range(3):
             with watchdog.step():
                 pass
-        time.sleep(0.3)
-        assert watchdog.limit_s == 120
-    assert len(stalls) == 1
-    for least_s, limit in ((3.0, 3.0), (0.0, math.inf)):
-        with Watchdog(0.2, stalls.append, least_s=least_s) as watchdog:
-            for _ in range(3):
-                with watchdog.step():
-                    pass
-            assert watchdog.limit_s == limit
+        assert watchdog.limit_s == limit
 
 
 def test_a_step_that_fails_is_no_longer_watched() -> None:
     stalls: list[RunError] = []
-    with Watchdog(0.2, stalls.append) as watchdog:
-        with pytest.raises(KeyError), watchdog.step():
-            raise KeyError
-        time.sleep(0.4)
+    watchdog = Watchdog(0.2, stalls.append)
+    with pytest.raises(KeyError), watchdog.step():
+        raise KeyError
+    time.sleep(0.4)
     assert stalls == []
 
 

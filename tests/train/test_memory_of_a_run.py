@@ -93,7 +93,8 @@ def test_the_copy_of_the_first_checkpoint_is_gone_at_the_first_step(
     real_trial, real_run = Saver.trial_save, Trainer.run
 
     def trial_save(self: Saver, snapshot: Snapshot) -> None:
-        copies.extend(map(weakref.ref, (*snapshot.weights.tensors.values(), *snapshot.state.values())))
+        weights = (weight.data for weight in snapshot.weights.values())
+        copies.extend(map(weakref.ref, (*weights, *snapshot.state.values())))
         real_trial(self, snapshot)
 
     def steps(self: Trainer) -> None:

@@ -42,8 +42,8 @@ def test_a_killed_run_goes_on_from_another_folder(
     def die_after_three(trainer: Trainer) -> None:
         after(trainer)
         if trainer.progress.step == 3:
-            assert trainer.parts.saver is not None
-            trainer.parts.saver.wait()
+            assert trainer.saver is not None
+            trainer.saver.wait()
             state = runs(here).runs[0].state
             os.kill(os.getpid(), signal.SIGKILL if state == "running" else signal.SIGTERM)
 

@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,7 +46,6 @@ from aprfmt.formats import apr2_write, apr_metadata
 from aprfmt.formats import open_own as open_model
 from aprfmt.formats.apr2 import FLAGS
 from aprfmt.formats.apr_metadata import FOOTER, FOOTER_KEY, TRUE_DTYPES_KEY
-from aprfmt.formats.out_tensor import OutTensor
 from aprfmt.inspection.run_report import FILE, METADATA
 from aprfmt.io.crc import crc32_of, crc32_of_range
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
@@ -58,7 +58,7 @@ from aprtrain.features import current, reason_of
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.lora import merged
 from aprtrain.network.names import hf_names, hf_parts
-from aprtrain.optim.flat import Optimizer, states
+from aprtrain.optim.states import Optimizer, states
 from aprtrain.qat import Quantizer
 
 LINEAGE = "aprfmt.lineage"
@@ -93,28 +93,16 @@ class ModelIdentity:
     origin: Provenance
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Weights by Hugging Face name in host memory, separate from the network, as the file has them.
-
-    Attributes:
-        dtype: of all tensors except those stored as blocks.
-        tensors: the values; the bytes of tensors stored as blocks.
-        blocks: GGML type and shape of each tensor that quantization-aware training stores as blocks.
-    """
+class StoredWeight(NamedTuple):
+    """A weight in host memory as the file has it: its dtype and shape, and the values, or the bytes of blocks."""
 
     dtype: str
-    tensors: dict[str, Tensor]
-    blocks: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    shape: tuple[int, ...]
+    data: Tensor
 
-    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Dtype and shape of a tensor."""
-        return self.blocks.get(name) or (self.dtype, tuple(self.tensors[name].shape))
 
-    def out(self) -> list[OutTensor]:
-        """All of them, as a file is to have them."""
-        forms = ((name, *self.form(name)) for name in self.tensors)
-        return [out_tensor(name, dtype, self.tensors[name], shape) for name, dtype, shape in forms]
+Weights = Mapping[str, StoredWeight]
+"""By Hugging Face name, in the order of the network."""
 
 
 def step_name(step: int) -> str:
@@ -172,27 +160,31 @@ def copy_state(
     Without `keeps` both are empty: such a process only provides what it owns. Raises RunError if blocks cannot hold a
     weight.
     """
-    blocks = quantizer.types if quantizer is not None else {}
-    weights: dict[str, Tensor] = {}
+    found: dict[str, StoredWeight] = {}
     state: dict[str, Tensor] = {}
+
+    def store(hf: str, part: Tensor) -> None:
+        kind, torch_dtype = _TORCH[dtype]
+        if quantizer is not None and hf in quantizer.types:
+            kind, stored = quantizer.types[hf], quantizer.encode(hf, part)
+        else:
+            stored = part.to(torch_dtype)
+        found[hf] = StoredWeight(kind, tuple(part.shape), host.copy(f"{dtype} {hf}", stored))
+
     for key, tensor in states(optimizer):
         if keeps:
             state[key] = host.copy(key, tensor)
             kind, _, name = key.partition(".")
             if kind == "master" and network.lora is None:
                 for hf, part in hf_parts(network.shape, name, tensor):
-                    is_block = quantizer is not None and hf in blocks
-                    stored = quantizer.encode(hf, part) if is_block and quantizer else part.to(_TORCH[dtype][1])
-                    weights[hf] = host.copy(f"{dtype} {hf}", stored)
+                    store(hf, part)
     host.wait()
     if keeps and network.lora is not None:
         masters = {key.removeprefix("master."): value for key, value in state.items() if key.startswith("master.")}
         for hf, part in merged(network, masters):
-            weights[hf] = host.copy(f"{dtype} {hf}", part.to(_TORCH[dtype][1]))
+            store(hf, part)
         host.wait()
-    in_order = {name: weights[name] for name in hf_names(network.shape) if name in weights}
-    forms = {hf: (blocks[hf], size) for hf, (_, _, size) in hf_names(network.shape).items() if hf in blocks}
-    return Weights(_TORCH[dtype][0], in_order, forms), state
+    return {name: found[name] for name in hf_names(network.shape) if name in found}, state
 
 
 def save_model(weights: Weights, identity: ModelIdentity, path: Path, lineage: Mapping[str, object]) -> None:
@@ -201,26 +193,22 @@ def save_model(weights: Weights, identity: ModelIdentity, path: Path, lineage: M
     Before publication it is opened, and its tensors, dimensions and tokenizer are compared with the originals. Raises
     RunError if they differ or a weight is not finite, StorageError.
     """
-    outs = weights.out()
+    outs = [out_tensor(name, dtype, data, shape) for name, (dtype, shape, data) in weights.items()]
     if not outs:
         raise RunError("no tensors to save", path=path)
-    for name, tensor in weights.tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise RunError(
-                f"a weight is NaN or infinite in {weights.dtype}", tensor=name, hint="save with --save-dtype f32"
-            )
+    for name, (dtype, _, data) in weights.items():
+        if not bool(torch.isfinite(data).all()):
+            raise RunError(f"a weight is NaN or infinite in {dtype}", tensor=name, hint="save with --save-dtype f32")
     n_bytes, n_params = sum(out.n_bytes for out in outs), sum(prod(out.shape) for out in outs)
-    more: dict[str, object] = {LINEAGE: dict(lineage), FOOTER_KEY: FOOTER}
-    if dtypes := apr2_write.true_dtypes(outs):
-        more[TRUE_DTYPES_KEY] = dtypes
+    more = {LINEAGE: dict(lineage), FOOTER_KEY: FOOTER, TRUE_DTYPES_KEY: apr2_write.true_dtypes(outs) or None}
     metadata = apr_metadata_with(
         identity.hparams, identity.tokenizer, identity.origin, more, kind="apr", n_bytes=n_bytes, n_params=n_params
     )
     flags = FLAGS["has_vocab"] if identity.tokenizer is not None else 0
-    flags |= FLAGS["quantized"] if weights.blocks else 0
+    flags |= FLAGS["quantized"] if any(data.dtype == torch.uint8 for _, _, data in weights.values()) else 0
     segments = apr2_write.layout(apr_metadata.dump(metadata), outs, flags=flags)
     layout = FileLayout(path.name, segments, crc_footer=True)
-    sums = {name: crc32_of(tensor_bytes(tensor)) for name, tensor in weights.tensors.items()}
+    sums = {name: crc32_of(tensor_bytes(weight.data)) for name, weight in weights.items()}
     write_file(str(path), layout, WriteOptions(force=True), lambda file: _compare(file, weights, identity, sums))
 
 
@@ -231,7 +219,7 @@ def _compare(file: str, weights: Weights, identity: ModelIdentity, sums: Mapping
         if set(model.tensors) != set(sums):
             raise RunError("the checkpoint on disk does not contain the network's tensors")
         for name, tensor in model.tensors.items():
-            same = (tensor.dtype, tensor.shape) == weights.form(name)
+            same = (tensor.dtype, tensor.shape) == weights[name][:2]
             if not same or crc32_of_range(tensor.source, tensor.offset, tensor.offset + tensor.n_bytes) != sums[name]:
                 raise RunError("the checkpoint on disk differs from the live weights", tensor=name)
         for size in SIZES:

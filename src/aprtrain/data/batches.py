@@ -38,7 +38,6 @@ class Batch:
         tokens_NT: token ids, int64.
         labels_NT: the next ids, int64; -100 is ignored.
         documents: the documents in the rows; None if every row is part of one document.
-        index: number of windows taken before this step: the cursor that reproduces the batch.
         windows: number of each row's window; -1 for rows that fill up the last batch of the data.
         n_valid: number of unmasked labels of the whole step, over all processes and micro-batches.
         kept_P: int64 indices of the unmasked labels in the flattened rows; None if nearly all are unmasked.
@@ -47,7 +46,6 @@ class Batch:
     tokens_NT: Tensor
     labels_NT: Tensor
     documents: Documents | None
-    index: int
     windows: tuple[int, ...]
     n_valid: int
     kept_P: Tensor | None = None
@@ -149,9 +147,9 @@ class Batches:
 
     def __next__(self) -> list[Batch]:
         """The next step. Raises RefusedError at the end of the data: a run must not end there unnoticed."""
-        index, ids = self.cursor, self.skip()
+        ids = self.skip()
         n_valid = self.windows.n_labels(ids)
-        return [batch_of(self.windows, some, index=index, n_valid=n_valid) for some in self._shared(ids)]
+        return [batch_of(self.windows, some, n_valid=n_valid) for some in self._shared(ids)]
 
     def skip(self) -> list[int]:
         """Takes the next step without its batches: the windows of all processes. Raises as `__next__`."""
@@ -230,7 +228,7 @@ def check_shared(sequences_per_step: int, processes: int, seq_len: int) -> None:
         )
 
 
-def batch_of(windows: Windows, ids: Sequence[int], *, index: int = 0, n_valid: int | None = None) -> Batch:
+def batch_of(windows: Windows, ids: Sequence[int], *, n_valid: int | None = None) -> Batch:
     """The windows with these indices as a batch; `n_valid` is computed if not given."""
     rows = windows.rows(ids)
     documents = None
@@ -243,7 +241,6 @@ def batch_of(windows: Windows, ids: Sequence[int], *, index: int = 0, n_valid: i
         torch.from_numpy(rows.tokens_NT.copy()),
         torch.from_numpy(rows.labels_NT),
         documents,
-        index,
         tuple(ids),
         windows.n_labels(ids) if n_valid is None else n_valid,
         torch.from_numpy(kept_P) if len(kept_P) < _NEARLY_ALL * rows.labels_NT.size else None,

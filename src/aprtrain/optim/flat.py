@@ -19,16 +19,15 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed import Work
 from torch.nn.utils import get_total_norm
 
-from aprfmt.errors import CorruptError
 from aprtrain.optim.rules import ADAMW, Settings, UpdateRule, Updates
-from aprtrain.world import Communication, World
+from aprtrain.qat import Quantizer
+from aprtrain.world import World
 
 _ALIGNMENT = 64
 _BUCKET = 1 << 25
@@ -42,97 +41,6 @@ Matrices = Callable[[str, Tensor], Sequence[Tensor]]
 def unfused(name: str, whole: Tensor) -> Sequence[Tensor]:
     """The matrices of a network whose parameters are not fused."""
     return [whole]
-
-
-class Optimizer(Protocol):
-    """Owner of a network's float32 weights, moments and gradient.
-
-    All methods are collective: every process must call them.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    updates: Updates
-    rule: UpdateRule
-    """That of the matrices of layers, see `UpdateRule.of`."""
-    is_sharded: bool
-    """Whether the network itself is sharded, so that no process can run it alone."""
-
-    def clear(self) -> None:
-        """Zeroes the gradient."""
-
-    def grad_of(self, name: str) -> Tensor:
-        """The float32 gradient of a parameter, in its shape; code that computes gradients itself adds to it."""
-
-    def sync_next_backward(self) -> None:
-        """Marks the next backward pass as the last one of the update."""
-
-    def step(self, lr: float, loss: Tensor | None = None) -> Tensor:
-        """Updates the weights; returns the norm of the gradient before clipping, on the device.
-
-        The gradient is summed over all processes. Nothing changes if its norm or the loss is not finite.
-        """
-
-    def search_scales(self) -> None:
-        """Rounds the weights of --qat as a checkpoint would store them, with a search for the scales."""
-
-    def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """Yields (name, values) of every parameter that has one of `updates.kinds`, on the device until the next one.
-
-        Overwrites the gradient.
-        """
-
-    def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
-        """Calls `write` with the name and a tensor on the device of every parameter that has one of `updates.kinds`, to
-        fill in its values.
-
-        Overwrites the gradient.
-        """
-
-
-def states(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """The state that resumes training exactly, for any number of processes: "master.NAME", ..., and "step".
-
-    Each tensor is valid until the next one.
-    """
-    for kind in optimizer.updates.kinds:
-        for name, tensor in optimizer.gather(kind):
-            yield f"{kind}.{name}", tensor
-    yield "step", optimizer.updates.count
-
-
-def load_states(optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
-    """Loads what `states` yielded; "rng" and the projection of `hidden` are ignored.
-
-    Raises CorruptError if it belongs to another network.
-    """
-    wanted = {
-        f"{kind}.{name}" for name in optimizer.shapes for kind in optimizer.rule.kinds(name, optimizer.shapes[name])
-    } | {"step"}
-    found = {name for name in state if name != "rng" and not name.endswith(".hidden.head")}
-    if wrong := sorted(wanted ^ found):
-        raise CorruptError("the saved optimizer state belongs to a different network", tensor=wrong[0])
-    for kind in optimizer.updates.kinds:
-        optimizer.load(kind, partial(_read, state, kind))
-    optimizer.updates.set_count(state["step"])
-
-
-def _read(state: Mapping[str, Tensor], kind: str, name: str, target: Tensor) -> None:
-    saved = state[f"{kind}.{name}"]
-    if saved.shape != target.shape:
-        raise CorruptError("the saved optimizer state belongs to a different network", tensor=f"{kind}.{name}")
-    target.copy_(saved)
-
-
-@dataclass(frozen=True, slots=True)
-class BufferSlice:
-    """Position of a parameter in the flat buffers."""
-
-    start: int
-    shape: tuple[int, ...]
-
-    def of(self, flat_P: Tensor) -> Tensor:
-        """The view of a buffer."""
-        return flat_P[self.start : self.start + math.prod(self.shape)].view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,44 +62,27 @@ class Bucket:
         return world.part(self.of(flat_P))
 
 
-class WeightRounding(Protocol):
-    """Rounds the compute copy in quantization-aware training; see `qat.Quantizer`."""
-
-    @property
-    def alignment(self) -> int:
-        """Every part of the flat buffers begins at a multiple of this many elements."""
-
-    @property
-    def is_searched(self) -> bool:
-        """Whether rounding depends on `searches`."""
-
-    def lay_out(self, slices: Mapping[str, BufferSlice]) -> None:
-        """Receives the positions of the parameters."""
-
-    def fix_steps(self, flat_P: Tensor) -> None:
-        """Receives all weights, float32, whenever new ones are loaded."""
-
-    def begin(self, *, searches: bool = False) -> None:
-        """Called before all weights are rounded again."""
-
-    def round(self, start: int, master_P: Tensor, compute_P: Tensor) -> None:
-        """Rounds a part of the compute copy, which begins at element `start`."""
-
-
 class FlatOptimizer:
-    """An Optimizer of a network that every process holds whole; the parameters become views of the compute copy.
+    """Owner of the float32 weights, moments and gradient of a network that every process holds whole.
 
-    Each gradient is added to the float32 buffer as soon as autograd completes it, and then freed.
+    The parameters become views of the compute copy. Each gradient is added to the float32 buffer as soon as autograd
+    completes it, and then freed. All methods are collective: every process must call them.
+
+    Attributes:
+        shapes: of the parameters.
+        updates: the states of the update rules.
+        rule: that of the matrices of layers, see `UpdateRule.of`.
     """
 
     is_sharded = False
+    """Whether the network itself is sharded, so that no process can run it alone."""
 
     def __init__(
         self,
         network: torch.nn.Module,
         settings: Settings | None = None,
         world: World | None = None,
-        rounding: WeightRounding | None = None,
+        rounding: Quantizer | None = None,
         rule: UpdateRule = ADAMW,
         matrices: Matrices = unfused,
     ) -> None:
@@ -205,31 +96,31 @@ class FlatOptimizer:
         first = next(iter(self._parameters.values()))
         self._world = world or World(first.device)
         alignment = max(_ALIGNMENT, rounding.alignment if rounding is not None else 0)
-        self.slices, self._buckets = _laid_out(self.shapes, self._world.size, alignment, rule)
+        starts, self._buckets = _laid_out(self.shapes, self._world.size, alignment, rule)
         if rounding is not None:
-            rounding.lay_out(self.slices)
+            rounding.lay_out(starts)
         end = self._buckets[-1].stop
         self.grad = torch.zeros(end, dtype=torch.float32, device=first.device)
+        self._grads = {name: _view(self.grad, start, self.shapes[name]) for name, start in starts.items()}
         self._compute = torch.zeros_like(self.grad, dtype=first.dtype)
         is_one = self._world.size == 1 and first.dtype == torch.float32 and rounding is None
         self.master = self._compute if is_one else self.grad.new_zeros(end // self._world.size)
         self._masters = list(torch.split(self.master, [(b.stop - b.start) // self._world.size for b in self._buckets]))
-        self._arriving: list[Communication] = []
+        self._arriving: list[Work] = []
         decays, rules = [b.decays for b in self._buckets], [b.rule for b in self._buckets]
         self.updates = Updates(self._masters, decays, settings or Settings(), rules)
-        self._rounding: WeightRounding | None = None  # the parameters may be NaN still
+        self._rounding: Quantizer | None = None  # the parameters may be NaN still
         self.load("master", lambda name, whole: whole.copy_(self._parameters[name].detach()))
         self._rounding = rounding
-        for name, slice in self.slices.items():
-            self._parameters[name].data = slice.of(self._compute)
         for name, parameter in self._parameters.items():
+            parameter.data = _view(self._compute, starts[name], self.shapes[name])
             parameter.register_post_accumulate_grad_hook(self._adder(name))  # type: ignore[no-untyped-call]
         if self._world.size > 1:
             network.register_forward_pre_hook(lambda *_: _wait(self._arriving))
         self._formed = set[str]()  # what autograd forms gradients of, known after the first backward pass
         self._awaited: set[str] | None = None
         self._unsent: list[Bucket] = []
-        self._sending: list[Communication] = []
+        self._sending: list[Work] = []
         self.clear()
 
     # --- the gradient ---
@@ -245,8 +136,8 @@ class FlatOptimizer:
         )
 
     def grad_of(self, name: str) -> Tensor:
-        """The float32 gradient of a parameter, in its shape."""
-        return self.slices[name].of(self.grad)
+        """The float32 gradient of a parameter, in its shape; code that computes gradients itself adds to it."""
+        return self._grads[name]
 
     def _adder(self, name: str) -> Callable[[Tensor], None]:
         # Autograd's references to hooks are invisible to the garbage collector: a hook that owned the optimizer, and
@@ -280,7 +171,10 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def step(self, lr: float, loss: Tensor | None = None) -> Tensor:
-        """Updates the weights; returns the norm of the gradient before clipping, on the device. See Optimizer."""
+        """Updates the weights; returns the norm of the gradient before clipping, on the device.
+
+        The gradient is summed over all processes. Nothing changes if its norm or the loss is not finite.
+        """
         self._send(set())
         _wait(self._sending)
         grads = [bucket.own(self.grad, self._world) for bucket in self._buckets]
@@ -299,14 +193,14 @@ class FlatOptimizer:
         n_own = (bucket.stop - bucket.start) // self._world.size
         start = bucket.start + n_own * self._world.rank
         for name in bucket.names:
-            for matrix in self._matrices(name, self.slices[name].of(self.grad)):
+            for matrix in self._matrices(name, self._grads[name]):
                 first = matrix.storage_offset()
                 if first < start + n_own and start < first + matrix.numel():
                     matrix.copy_(orient(matrix))
 
     @torch.no_grad()
     def search_scales(self) -> None:
-        """Rounds the weights with a search for the codec's scales. See Optimizer."""
+        """Rounds the weights of --qat as a checkpoint would store them, with a search for the codec's scales."""
         if self._rounding is not None and self._rounding.is_searched:
             self._publish(searches=True)
 
@@ -315,48 +209,47 @@ class FlatOptimizer:
         _wait(self._arriving)
         if self._rounding is not None:
             self._rounding.begin(searches=searches)
-        if self._compute is not self.master:
-            self._arriving = self._gathering(self._masters, self._compute, self._rounding, is_copied=is_copied)
-
-    def _gathering(
-        self,
-        pieces: Sequence[Tensor | None],
-        whole_P: Tensor,
-        rounding: WeightRounding | None = None,
-        *,
-        is_copied: bool = False,
-    ) -> list[Communication]:
-        """Starts to all-gather the parts that the processes own."""
-        works = list[Communication]()
-        for bucket, piece in zip(self._buckets, pieces, strict=True):
-            if piece is None:
-                continue
-            own = bucket.own(whole_P, self._world)
+        if self._compute is self.master:
+            return
+        for bucket, master in zip(self._buckets, self._masters, strict=True):
+            own = bucket.own(self._compute, self._world)
             if not is_copied:
-                own.copy_(piece)
-            if rounding is not None:
-                rounding.round(bucket.start + self._world.rank * len(own), piece, own)
+                own.copy_(master)
+            if self._rounding is not None:
+                self._rounding.round(bucket.start + self._world.rank * len(own), master, own)
             if self._world.size > 1:
-                works.append(self._world.all_gather(bucket.of(whole_P)))
-        return works
+                self._arriving.append(self._world.all_gather(bucket.of(self._compute)))
 
     # --- values ---
 
     @torch.no_grad()
     def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """Yields (name, values) of every parameter that has one of `updates.kinds`. See Optimizer."""
-        _wait(self._gathering(self.updates.of(kind, self._masters), self.grad))
-        for name, slice in self._slices_of(kind):
-            yield name, slice.of(self.grad)
+        """Yields (name, values) of every parameter that has one of `updates.kinds`, on the device until the next one.
 
-    def _slices_of(self, kind: str) -> list[tuple[str, BufferSlice]]:
-        return [(name, slice) for name, slice in self.slices.items() if kind in self.rule.kinds(name, slice.shape)]
+        Overwrites the gradient.
+        """
+        works = list[Work]()
+        for bucket, piece in zip(self._buckets, self.updates.of(kind, self._masters), strict=True):
+            if piece is not None:
+                bucket.own(self.grad, self._world).copy_(piece)
+                if self._world.size > 1:
+                    works.append(self._world.all_gather(bucket.of(self.grad)))
+        _wait(works)
+        yield from self._whole(kind)
+
+    def _whole(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """The room in the gradient of every parameter that has this kind."""
+        return ((name, grad) for name, grad in self._grads.items() if kind in self.rule.kinds(name, grad.shape))
 
     @torch.no_grad()
     def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
-        """Calls `write` to fill in the values of every parameter. See Optimizer."""
-        for name, slice in self._slices_of(kind):
-            write(name, slice.of(self.grad))
+        """Calls `write` with the name and a tensor on the device of every parameter that has one of `updates.kinds`, to
+        fill in its values.
+
+        Overwrites the gradient.
+        """
+        for name, whole in self._whole(kind):
+            write(name, whole)
         if kind == "master" and self._rounding is not None:
             self._rounding.fix_steps(self.grad)
         for bucket, piece in zip(self._buckets, self.updates.of(kind, self._masters), strict=True):
@@ -366,7 +259,7 @@ class FlatOptimizer:
             self._publish(searches=True)
 
 
-def _wait(works: list[Communication]) -> None:
+def _wait(works: list[Work]) -> None:
     """Waits for the given communication (on a GPU the host does not wait) and empties the list."""
     while works:
         works.pop().wait()
@@ -379,25 +272,30 @@ def global_norm(own: Tensor, world: World) -> Tensor:
     return square.sqrt()
 
 
+def _view(flat_P: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
+    """A parameter in a flat buffer."""
+    return flat_P[start : start + math.prod(shape)].view(shape)
+
+
 def _laid_out(
     shapes: Mapping[str, tuple[int, ...]], n: int, alignment: int = _ALIGNMENT, rule: UpdateRule = ADAMW
-) -> tuple[dict[str, BufferSlice], list[Bucket]]:
-    """Lays out slices and buckets for n processes; a single process needs one bucket of each kind only."""
-    slices, buckets, end = dict[str, BufferSlice](), list[Bucket](), 0
+) -> tuple[dict[str, int], list[Bucket]]:
+    """First elements of parameters, and buckets for n processes; a single one needs one bucket of each kind only."""
+    starts, buckets, end = dict[str, int](), list[Bucket](), 0
     rules = {name: rule.of(name, shape) for name, shape in shapes.items()}
     kinds = ((True, rule), (True, ADAMW), (False, rule), (False, ADAMW))
     for decays, own in dict.fromkeys(kinds):
         start, names = end, list[str]()
         some = [name for name, shape in shapes.items() if (len(shape) > 1) is decays and rules[name] is own]
         for name in some:
-            slices[name] = BufferSlice(end, shapes[name])
+            starts[name] = end
             names.append(name)
             end += _up(math.prod(shapes[name]), alignment)
             if name == some[-1] or (n > 1 and end - start >= _BUCKET):
                 end = start + _up(end - start, alignment * n)
                 buckets.append(Bucket(start, end, decays, own, frozenset(names)))
                 start, names = end, []
-    return slices, buckets
+    return starts, buckets
 
 
 def _up(value: int, step: int) -> int:

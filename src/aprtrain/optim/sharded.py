@@ -35,7 +35,7 @@ def shard_weights(shape: Shape, dtype: torch.dtype, world: World) -> Decoder:
 
 
 class ShardedOptimizer:
-    """The Optimizer of a network from `shard_weights`, for a student that does not fit on one GPU.
+    """Like FlatOptimizer, of a network from `shard_weights`, for a student that does not fit on one GPU.
 
     Each process holds one n-th of the rows of every parameter in float32, with their moments and gradient. Gathered, in
     the network's dtype, are only: one block while it runs, forward and backward; and the embedding, last norm and head
@@ -84,7 +84,7 @@ class ShardedOptimizer:
             buffer.zero_()
 
     def grad_of(self, name: str) -> Tensor:
-        """The float32 gradient of a parameter that the loss computes, at least in part. See Optimizer."""
+        """The float32 gradient of a parameter that the loss computes, at least in part. See FlatOptimizer."""
         if name not in self._formed:
             self._formed[name] = torch.zeros(self._padded(name), device=self._world.device)
         return self._formed[name][: self.shapes[name][0]]
@@ -109,7 +109,7 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def step(self, lr: float, loss: Tensor | None = None) -> Tensor:
-        """Updates the weights; returns the norm of the gradient before clipping, on the device. See Optimizer."""
+        """Updates the weights; returns the norm of the gradient before clipping, on the device. See FlatOptimizer."""
         masters = self._masters()
         grads = [self._grad(name, own) for name, own in zip(self.shapes, masters, strict=True)]
         norm, names = global_norm(get_total_norm(grads), self._world), list(self.shapes)
@@ -135,14 +135,14 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """Yields (name, values) of every parameter that has this kind, gathered one at a time. See Optimizer."""
+        """Yields (name, values) of every parameter that has this kind, gathered one at a time. See FlatOptimizer."""
         for (name, shape), own in zip(self.shapes.items(), self.updates.of(kind, self._masters()), strict=True):
             if own is not None:
                 yield name, self._whole(name, own)[: shape[0]]
 
     @torch.no_grad()
     def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
-        """Calls `write` to fill in the values of every parameter, one at a time. See Optimizer."""
+        """Calls `write` to fill in the values of every parameter, one at a time. See FlatOptimizer."""
         for (name, shape), own in zip(self.shapes.items(), self.updates.of(kind, self._masters()), strict=True):
             if own is None:
                 continue

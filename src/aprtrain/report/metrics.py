@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, harmonic_mean
 from typing import NotRequired, TextIO, TypedDict, cast
@@ -129,7 +128,7 @@ class Recorder:
             self._show(lambda panel: panel.event(event, values))
         if self._path is None:
             return
-        plain = {key: _plain(value) for key, value in values.items()}
+        plain = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in values.items()}
         text = json.dumps({"event": event, "time": round(time.time(), 3), **plain})
         try:
             with self._lock, open(self._path, "a", encoding="utf-8") as file:
@@ -137,16 +136,11 @@ class Recorder:
         except OSError:  # a full disk makes the next save fail, with its own message
             self.log("metrics cannot be written: the disk may be full")
         if self._track is not None:
-            with self._tracking():
+            try:
                 self._track(event, plain)
-
-    @contextmanager
-    def _tracking(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # of a library that training does not depend on
-            self._track = None
-            self.log(f"--log-to failed and is now off: {type(error).__name__}: {error}")
+            except Exception as error:  # of a library that training does not depend on
+                self._track = None
+                self.log(f"--log-to failed and is now off: {type(error).__name__}: {error}")
 
     def step(self, values: StepValues, *, total: int, mean: StepValues | None = None) -> None:
         """Records a step, in the file and the panel; `mean` is printed as a line without a panel."""
@@ -159,14 +153,16 @@ class Recorder:
     def doing(self, words: str) -> None:
         """Shows a long activity other than steps ("": none): in the panel, elsewhere as an occasional line."""
         if self._panel is not None:
-            self._show(lambda panel: panel.doing(words))
+            self._panel.doing = words
+            self._show(lambda panel: panel.draw(always=not words))
         elif words and time.monotonic() - self._logged_at >= _RARELY_S:
             self.log(words)
 
     def notice(self, words: str) -> None:
         """Shows a notice until the end: in the panel immediately, elsewhere as a line."""
         if self._panel is not None:
-            self._show(lambda panel: panel.notice(words))
+            self._panel.notice = words
+            self._show(lambda panel: panel.draw(always=True))
         else:
             self.log(words)
 
@@ -208,10 +204,6 @@ def _until(path: Path, step: int) -> str:
         if is_old:
             kept.append(text + "\n")
     return "".join(kept)
-
-
-def _plain(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # --- what people see ---
@@ -297,7 +289,11 @@ def fits(stream: TextIO) -> bool:
 
 
 class Panel:
-    """Renders the panel, "" if it was just drawn; knows how many of its lines are on the screen."""
+    """Renders the panel, "" if it was just drawn; knows how many of its lines are on the screen.
+
+    Attributes:
+        doing, notice: the current activity, and the permanent notice; "": none.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -311,7 +307,7 @@ class Panel:
         self._scores: Mapping[str, object] = {}
         self._saved: tuple[object, float] | None = None
         self._failed = 0
-        self._doing = self._notice = ""
+        self.doing = self.notice = ""
         self._shown = 0
         self._drawn_at = -math.inf
 
@@ -334,18 +330,8 @@ class Panel:
         elif event == "failed_save":
             self._failed += 1
         if event in ("end", "error"):
-            self._doing = self._notice = ""
+            self.doing = self.notice = ""
         return self.draw(always=event == "end")
-
-    def doing(self, words: str) -> str:
-        """Updates the current activity."""
-        self._doing = words
-        return self.draw(always=not words)
-
-    def notice(self, words: str) -> str:
-        """Updates the permanent notice."""
-        self._notice = words
-        return self.draw(always=True)
 
     def above(self, text: str) -> str:
         """Prints a line of text above the panel."""
@@ -359,10 +345,10 @@ class Panel:
         if now - self._drawn_at < _INTERVAL_S and not always:
             return ""
         columns, rows = _size(self._stream)
-        values, news = self._values, iter([(self._notice, "33"), (self._doing, "36")])
+        values, news = self._values, iter([(self.notice, "33"), (self.doing, "36")])
         if values is not None:
             parts = [self._progress(values, columns), news, self._losses(values), self._speed(values), self._results()]
-        elif self._notice or self._doing or self._shown:
+        elif self.notice or self.doing or self._shown:
             parts = [news]
         else:
             return ""

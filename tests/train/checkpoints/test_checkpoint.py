@@ -26,8 +26,9 @@ from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE, HostBuffers, 
 from aprtrain.checkpoints.state import out_tensor, save_state
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import NetworkSource, load_decoder, open_network
-from aprtrain.optim.flat import FlatOptimizer, load_states, states
+from aprtrain.optim.flat import FlatOptimizer
 from aprtrain.optim.rules import Settings
+from aprtrain.optim.states import load_states, states
 
 
 @pytest.fixture(scope="module")

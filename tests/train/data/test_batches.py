@@ -124,7 +124,6 @@ def test_a_step_is_the_same_whatever_the_number_of_processes(world: int, per_mic
         assert torch.equal(torch.cat([b.labels_NT for b in together]), expected.labels_NT)
         assert sum((b.windows for b in together), ()) == expected.windows
         assert {b.n_valid for b in together} == {expected.n_valid}
-        assert {b.index for b in together} == {cursor}
         assert sum(int((b.labels_NT != IGNORED).sum()) for b in together) == expected.n_valid
 
 
@@ -167,13 +166,13 @@ def test_without_packing_there_are_no_documents() -> None:
 
 
 def test_a_batch_moves_as_a_whole() -> None:
-    batch = batch_of(windows(5), [0, 3, -1], index=12)
+    batch = batch_of(windows(5), [0, 3, -1])
     moved = batch.to("cpu")
     assert torch.equal(moved.tokens_NT, batch.tokens_NT)
     assert moved.documents is not None
     assert batch.documents is not None
     assert torch.equal(moved.documents.cu_seqlens, batch.documents.cu_seqlens)
-    assert (moved.index, moved.windows, moved.n_valid) == (12, (0, 3, -1), batch.n_valid)
+    assert (moved.windows, moved.n_valid) == ((0, 3, -1), batch.n_valid)
     assert {moved.tokens_NT.dtype, moved.labels_NT.dtype} == {torch.int64}
 
 

@@ -18,8 +18,9 @@ from aprtrain.config import resolve
 from aprtrain.models import load_student, open_pair
 from aprtrain.network.names import hf_names
 from aprtrain.optim import rules
-from aprtrain.optim.flat import FlatOptimizer, load_states, states
+from aprtrain.optim.flat import FlatOptimizer
 from aprtrain.optim.rules import ADAMW, MUON, Settings, UpdateRule, orthogonalize
+from aprtrain.optim.states import load_states, states
 from aprtrain.run import run
 from aprtrain.world import World
 

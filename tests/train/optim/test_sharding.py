@@ -29,9 +29,10 @@ from aprtrain.network.decoder import Decoder
 from aprtrain.network.names import hf_parts
 from aprtrain.network.weights import fill, open_network
 from aprtrain.optim import flat
-from aprtrain.optim.flat import FlatOptimizer, Optimizer, load_states, states
+from aprtrain.optim.flat import FlatOptimizer
 from aprtrain.optim.rules import ADAMW, RULES, Settings, UpdateRule
 from aprtrain.optim.sharded import ShardedOptimizer, shard_weights
+from aprtrain.optim.states import Optimizer, load_states, states
 from aprtrain.run import run
 from aprtrain.world import ReportedByFirst, World, join_world
 
