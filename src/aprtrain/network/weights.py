@@ -6,9 +6,9 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ from aprtrain.network.shape import Shape, shape_of
 
 @dataclass(frozen=True)
 class NetworkSource:
-    """A network without its weights, and the source of those. Use it in `with`.
+    """A network without its weights, and the source of those.
 
     Attributes:
         path: the file or folder; for a derived student, that of its origin.
@@ -73,36 +73,25 @@ class NetworkSource:
             self.model.check_unchanged()
             self.model.check_intact()
 
-    def close(self) -> None:
-        """Closes the file."""
-        if self.model is not None:
-            self.model.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-def open_network(path: str | os.PathLike[str]) -> NetworkSource:
+@contextmanager
+def open_network(path: str | os.PathLike[str]) -> Iterator[NetworkSource]:
     """Opens an `.apr`, a GGUF, safetensors or a Hugging Face folder, and checks that its tensors form a network.
 
     Reads no weights. Raises what `aprfmt.open` and `shape_of` raise; RefusedError for a file without tensors, with
     missing tensors or tensors of another shape; UnsupportedError for a network that cannot be trained.
     """
-    model = aprfmt.open(path)
-    if model.convention == "apr":
-        model.record_reads()
-    try:
+    with aprfmt.open(path) as model:
+        if model.convention == "apr":
+            model.record_reads()
         if not model.tensors:
             raise RefusedError("the file contains no tensors", path=path, hint="pass the file with the weights")
-        return replace(network_of(canonical(model, decoding=AS_VALUES)), model=model)
-    except BaseException as error:
-        model.close()
-        if isinstance(error, UnsupportedError) and error.path is None:
-            error.path = str(path)
-        raise
+        try:
+            network = network_of(canonical(model, decoding=AS_VALUES))
+        except UnsupportedError as error:
+            error.path = error.path or str(path)
+            raise
+        yield replace(network, model=model)
 
 
 def network_of(c: Canonical) -> NetworkSource:
