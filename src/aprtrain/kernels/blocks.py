@@ -73,12 +73,14 @@ def upload(dtype: str, shape: tuple[int, int], chunks: Iterable[Buffer], device:
     return Blocks(dtype, shape, stored_B)
 
 
-def decode(blocks: Blocks, out_RC: torch.Tensor) -> torch.Tensor:
+def decode(blocks: Blocks, out_RC: torch.Tensor | None = None) -> torch.Tensor:
     """Fills `out_RC`, contiguous bf16 with the matrix's number of values on the same device, and returns it.
 
-    On CUDA it only launches, without waiting. Raises UsageError for another target.
+    Without it allocates one. On CUDA it only launches, without waiting. Raises UsageError for another target.
     """
     rows, cols = blocks.shape
+    if out_RC is None:
+        out_RC = torch.empty(rows, cols, dtype=torch.bfloat16, device=blocks.stored_B.device)
     if out_RC.dtype != torch.bfloat16 or not out_RC.is_contiguous() or out_RC.numel() != rows * cols:
         raise UsageError(
             f"{rows} x {cols} values of {blocks.dtype} need a contiguous bf16 target, "
@@ -105,9 +107,7 @@ def pick_rows(blocks: Blocks, rows_N: torch.Tensor) -> torch.Tensor:
     """Rows `rows_N` (int64) of the matrix as bf16 [N, C]: the lookup in a quantized embedding."""
     stored_RB = blocks.stored_B.view(blocks.shape[0], -1)
     picked_NB = stored_RB.index_select(0, rows_N)
-    shape = (rows_N.numel(), blocks.shape[1])
-    out_NC = torch.empty(shape, dtype=torch.bfloat16, device=picked_NB.device)
-    return decode(Blocks(blocks.dtype, shape, picked_NB.view(-1)), out_NC)
+    return decode(Blocks(blocks.dtype, (rows_N.numel(), blocks.shape[1]), picked_NB.view(-1)))
 
 
 def some_rows(blocks: Blocks, first: int, n_rows: int) -> Blocks:

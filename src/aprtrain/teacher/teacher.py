@@ -53,8 +53,7 @@ def _decode_rows(blocks: Blocks) -> Iterator[Tensor]:
     rows, cols = blocks.shape
     step = max(1, CHECKED // cols)
     for first in range(0, rows, step):
-        piece = some_rows(blocks, first, min(step, rows - first))
-        yield decode(piece, torch.empty(piece.shape, dtype=torch.bfloat16, device=blocks.stored_B.device))
+        yield decode(some_rows(blocks, first, min(step, rows - first)))
 
 
 class BlocksDecoder(Decoder):
@@ -127,8 +126,7 @@ class BlocksDecoder(Decoder):
         parts = self.stored.get(head_name(self.shape))
         if parts is None:
             return super().head_rows(n)
-        blocks = some_rows(parts[0], 0, n)
-        return decode(blocks, torch.empty(blocks.shape, dtype=torch.bfloat16, device=blocks.stored_B.device))
+        return decode(some_rows(parts[0], 0, n))
 
     def look_up(self, tokens_NT: Tensor, name: str = "embed") -> Tensor:
         """Rows of an embedding [N, T, its width], dequantized one by one if it is in blocks."""
@@ -142,8 +140,7 @@ class BlocksDecoder(Decoder):
         parts = self.stored.get(parameter)
         if parts is None:
             return super().whole(parameter)
-        rows = [torch.empty(p.shape, dtype=torch.bfloat16, device=p.stored_B.device) for p in parts]
-        return torch.cat([decode(part, out) for part, out in zip(parts, rows, strict=True)])
+        return torch.cat([decode(part) for part in parts])
 
     def run_block(self, block: nn.Module, *inputs: object) -> BlockOutput:
         """The block's output, its blocks decoded first."""
