@@ -11,6 +11,7 @@ Shape suffixes: N rows of a batch, T positions, S = N T, D = d_model, V rows of 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -255,10 +256,7 @@ def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Fp8Gate:
     if (gate := gate_of(parts, rows)).passed:
         return gate
     parts.sort(key={part: gate_of([part], few).kl / size[part] for part in parts}.__getitem__)
-    passing, failing = 0, len(parts)
-    while failing - passing > 1:
-        middle = (passing + failing) // 2
-        passing, failing = (middle, failing) if gate_of(parts[:middle], rows).passed else (passing, middle)
+    passing = bisect_left(range(1, len(parts)), True, key=lambda n: not gate_of(parts[:n], rows).passed)
     if not passing:
         raise RefusedError(
             f"the e4m3 teacher differs too much: KL {gate.kl:.4f} nats (limit {MOST_KL}), same top-1 token at "
