@@ -47,7 +47,10 @@ from aprtrain.optim.flat import BufferSlice
 UNIFORM = ("nvfp4", "mxfp4")
 """Types without a preset of their own: every matrix gets this type, as with `apr quantize --pure`."""
 
-SEARCHED = ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+_GRIDS = {"Q4_1": (32, 15), "Q5_0": (32, 31), "Q5_1": (32, 31), "Q4_K": (32, 15), "Q5_K": (32, 31), "Q6_K": (16, 63)}
+"""Type -> group size and largest code, of values stored as scale * code + bias."""
+
+SEARCHED = tuple(_GRIDS)
 """Types that only the host's codec encodes."""
 
 _PRESETS = "q4_0, q8_0, q4_k_m, q5_k_m, q6_k, nvfp4 or mxfp4"
@@ -118,15 +121,11 @@ def summarize(network: NetworkSource, preset: str, types: Mapping[str, str]) -> 
 def grid_bytes(network: NetworkSource, types: Mapping[str, str]) -> int:
     """Bytes of the scales and steps that are kept."""
     sizes = {hf: prod(size) for hf, (_, _, size) in hf_names(network.shape).items()}
-    each = {kernels.STEPPED: 4 / 32, **{dtype: 8 / _GROUPS[dtype] for dtype in SEARCHED}}
+    each = {kernels.STEPPED: 4 / 32, **{dtype: 8 / _GRIDS[dtype][0] for dtype in SEARCHED}}
     return sum(int(each.get(dtype, 0) * sizes[hf]) for hf, dtype in types.items())
 
 
 # --- scales that are kept ---
-
-_GROUPS = {"Q4_1": 32, "Q5_0": 32, "Q5_1": 32, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
-_TOPS = {"Q4_1": 15, "Q5_0": 31, "Q5_1": 31, "Q4_K": 15, "Q5_K": 31, "Q6_K": 63}
-"""Group size; largest code of values stored as scale * code + bias."""
 
 
 class ScaleGrid(NamedTuple):
@@ -162,7 +161,7 @@ def grid_of(dtype: str, stored: Array, device: torch.device) -> ScaleGrid:
     def upload(part: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(part).reshape(-1, 1)).to(device)
 
-    return ScaleGrid(upload(scale), upload(bias), _TOPS[dtype])
+    return ScaleGrid(upload(scale), upload(bias), _GRIDS[dtype][1])
 
 
 def _six_bits(packed: Array) -> tuple[Array, Array]:
