@@ -259,7 +259,8 @@ def attend(
     if plan.cache is not None and plan.places_T is not None:
         k_NTKE, v_NTKE = plan.cache.extend(plan.places_T, k_NTKE, v_NTKE)
         if plan.first_N is not None:
-            return attend_one(q_NTHE, k_NTKE, v_NTKE, plan.first_N, plan.places_T, scale)
+            mixed: Tensor = attend_one(q_NTHE, k_NTKE, v_NTKE, plan.first_N, plan.places_T, scale)
+            return mixed
         plan = plan._replace(cache=None)
     if v_NTKE.shape[-1] < q_NTHE.shape[-1]:
         wide = functional.pad(v_NTKE, (0, q_NTHE.shape[-1] - v_NTKE.shape[-1]))
