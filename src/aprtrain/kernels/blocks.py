@@ -9,7 +9,6 @@ Shape suffixes: R rows, C columns, B bytes, N selected rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from aprfmt.codecs.recode import decode as decode_values
 from aprfmt.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
-    from aprfmt.io.source import Buffer
+    from aprfmt.canonical.tensor import CanonicalTensor
 
 BLOCK_TYPES = ("Q4_K", "Q6_K", "Q8_0")
 """Block types that the kernels dequantize."""
@@ -49,28 +48,29 @@ class Blocks:
         return self.stored_B.numel()
 
 
-def is_kept(dtype: str, shape: tuple[int, ...], n_bytes: int) -> bool:
+def is_kept(tensor: CanonicalTensor) -> bool:
     """Whether a stored tensor can stay in blocks: a matrix of BLOCK_TYPES whose rows are whole blocks."""
-    if dtype not in BLOCK_TYPES or len(shape) != 2 or shape[-1] % DTYPES[dtype].block:
+    if tensor.dtype not in BLOCK_TYPES or len(tensor.shape) != 2:
         return False
-    return DTYPES[dtype].n_bytes(shape) == n_bytes
+    row = DTYPES[tensor.dtype]
+    return tensor.shape[-1] % row.block == 0 and row.n_bytes(tensor.shape) == tensor.n_bytes
 
 
-def upload(dtype: str, shape: tuple[int, int], chunks: Iterable[Buffer], device: torch.device, name: str) -> Blocks:
-    """Copies the blocks of tensor `name` to `device`, a chunk at a time. Raises CorruptError if bytes are missing."""
-    stored_B = torch.empty(DTYPES[dtype].n_bytes(shape), dtype=torch.uint8, device=device)
+def upload(tensor: CanonicalTensor, device: torch.device) -> Blocks:
+    """Copies the blocks of a matrix to `device`, a chunk at a time. Raises CorruptError if bytes are missing."""
+    rows, cols = tensor.shape
+    stored_B = torch.empty(tensor.n_bytes, dtype=torch.uint8, device=device)
     at = 0
-    for chunk in chunks:
+    for chunk in tensor.chunks():
         part_B = torch.frombuffer(bytearray(chunk), dtype=torch.uint8) if len(chunk) else stored_B[:0]
-        if at + part_B.numel() > stored_B.numel():
-            raise CorruptError(f"more bytes than {dtype} of shape {list(shape)} needs", tensor=name)
         stored_B[at : at + part_B.numel()].copy_(part_B)
         at += part_B.numel()
     if at != stored_B.numel():
         raise CorruptError(
-            f"{at} bytes are stored, but {dtype} of shape {list(shape)} needs {stored_B.numel()}", tensor=name
+            f"{at} bytes are stored, but {tensor.dtype} of shape {[rows, cols]} needs {stored_B.numel()}",
+            tensor=tensor.name,
         )
-    return Blocks(dtype, shape, stored_B)
+    return Blocks(tensor.dtype, (rows, cols), stored_B)
 
 
 def decode(blocks: Blocks, out_RC: torch.Tensor | None = None) -> torch.Tensor:

@@ -31,7 +31,7 @@ from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
 from aprfmt.io.pipe import run_jobs, source_chunks
 from aprfmt.model import Model
 from aprfmt.tokenizer.model import Tokenizer
-from aprtrain.kernels.blocks import Blocks, decode, is_kept, upload
+from aprtrain.kernels.blocks import decode, is_kept, upload
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.names import hf_names, parts_of
 from aprtrain.network.shape import Shape, shape_of
@@ -185,8 +185,8 @@ def fill(network: NetworkSource, name: str, target: Tensor) -> None:
     For bfloat16, blocks are dequantized on the target's device: seconds for a large model on CUDA.
     """
     tensor = network.tensors[name]
-    if target.dtype == torch.bfloat16 and keeps_blocks(tensor):
-        decode(upload_blocks(tensor, target.device), target)
+    if target.dtype == torch.bfloat16 and is_kept(tensor):
+        decode(upload(tensor, target.device), target)
         check_values(network, name, torch.split(target.view(-1), CHECKED))
         return
     flat, done, has_nonzero = target.view(-1), 0, False
@@ -197,17 +197,6 @@ def fill(network: NetworkSource, name: str, target: Tensor) -> None:
     if done != flat.numel():
         raise CorruptError(f"only {done} of {flat.numel()} values are stored", path=network.path, tensor=name)
     check_not_zero(network, name, target.ndim, has_nonzero)
-
-
-def keeps_blocks(tensor: CanonicalTensor) -> bool:
-    """Whether the kernels dequantize it as stored."""
-    return is_kept(tensor.dtype, tensor.shape, tensor.n_bytes)
-
-
-def upload_blocks(tensor: CanonicalTensor, device: torch.device) -> Blocks:
-    """Copies a matrix to the device as stored."""
-    rows, cols = tensor.shape
-    return upload(tensor.dtype, (rows, cols), tensor.chunks(), device, tensor.name)
 
 
 def check_values(network: NetworkSource, name: str, pieces: Iterable[Tensor]) -> None:

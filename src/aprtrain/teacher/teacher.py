@@ -27,22 +27,14 @@ from aprfmt.errors import MissingDependencyError, RefusedError
 from aprfmt.text import format_bytes
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.features import TABLE, current, importable
-from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
+from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, is_kept, pick_rows, some_rows, upload
 from aprtrain.kernels.fp8 import Fp8Weight, fits, quantize_weight
 from aprtrain.network.attention import Documents
 from aprtrain.network.decoder import BlockOutput, Decoder, soft_cap
 from aprtrain.network.layout import FLOAT32
 from aprtrain.network.names import head_name, hf_parts
 from aprtrain.network.shape import Shape
-from aprtrain.network.weights import (
-    CHECKED,
-    NetworkSource,
-    check_values,
-    fill,
-    keeps_blocks,
-    load_decoder,
-    upload_blocks,
-)
+from aprtrain.network.weights import CHECKED, NetworkSource, check_values, fill, load_decoder
 
 RESIDENCIES = ("bf16", "q4k", "fp8")
 
@@ -78,7 +70,7 @@ class BlocksDecoder(Decoder):
         others: Counter[str] = Counter()
         for parameter, tensors in network.by_parameter():
             if _stays(parameter, tensors):
-                self.stored[parameter] = tuple(upload_blocks(tensor, device) for tensor in tensors)
+                self.stored[parameter] = tuple(upload(tensor, device) for tensor in tensors)
                 for tensor, blocks in zip(tensors, self.stored[parameter], strict=True):
                     check_values(network, tensor.name, _decode_rows(blocks))
                 continue
@@ -162,7 +154,7 @@ class BlocksDecoder(Decoder):
 def _stays(parameter: str, tensors: Sequence[CanonicalTensor]) -> bool:
     """Whether a parameter stays in blocks: of those outside of layers, the embeddings and the head."""
     in_use = parameter.startswith("blocks.") or parameter in ("embed", "ple_embed", "head")
-    return in_use and all(map(keeps_blocks, tensors))
+    return in_use and all(map(is_kept, tensors))
 
 
 # --- products in e4m3 ---
@@ -396,16 +388,14 @@ def _parts(value: object) -> tuple[Tensor, ...]:
 
 def residency_of(network: NetworkSource) -> str:
     """The residency that "auto" selects: "q4k" if most of the file's weights are blocks that can stay."""
-    kept = sum(
-        prod(t.shape) for _, tensors in network.by_parameter() if all(map(keeps_blocks, tensors)) for t in tensors
-    )
+    kept = sum(prod(t.shape) for _, tensors in network.by_parameter() if all(map(is_kept, tensors)) for t in tensors)
     return "q4k" if 2 * kept > network.shape.n_params else "bf16"
 
 
 def note_decoded(network: NetworkSource, *, asked: bool = False) -> None:
     """Notes the quantized matrices of a teacher that become bf16: no kernel supports their types, or it was `asked`."""
     tensors = [tensor for _, tensors in network.by_parameter() for tensor in tensors]
-    packed = [t for t in tensors if DTYPES[t.dtype].block > 1 and (asked or not keeps_blocks(t))]
+    packed = [t for t in tensors if DTYPES[t.dtype].block > 1 and (asked or not is_kept(t))]
     if packed:
         types = ", ".join(dict.fromkeys(tensor.dtype for tensor in packed))
         stored, decoded = sum(t.n_bytes for t in packed), sum(2 * prod(t.shape) for t in packed)
