@@ -110,7 +110,8 @@ class TrainingPair:
         """Fingerprint of the student's initial weights; "" until its experts are chosen."""
         if self.student.experts is not None and not self.student.experts.of_layer:
             return ""
-        return (edge_fingerprint if self.student.model is not None else fingerprint)(self.student)
+        file = self.student.model
+        return edge_fingerprint(file) if file is not None else fingerprint(self.student)
 
 
 @contextmanager
@@ -503,7 +504,9 @@ def _teacher_origin(pair: TrainingPair) -> ModelOrigin | None:
         f = pair.files.facts
         words = f"{f.sha256} {f.k} {f.temperatures}"
         return {"name": f.teacher, "print": words, "architecture": f.architecture, "parameters": f.parameters}
-    return _model_origin(pair.teacher, edge_fingerprint(pair.teacher)) if pair.teacher is not None else None
+    if pair.teacher is None or pair.teacher.model is None:
+        return None
+    return _model_origin(pair.teacher, edge_fingerprint(pair.teacher.model))
 
 
 def _model_origin(network: NetworkSource, fingerprint: str) -> ModelOrigin:
