@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 from train_head import Head, Problem, cosine, expected, gap, problem
 
-from aprtrain.loss.head import Launch, Widths, distill_head, head_bytes, kd_rows, logit_weight
+from aprtrain.kernels import kd_triton
+from aprtrain.loss.head import distill_head, head_bytes, logit_weight
 from aprtrain.loss.objective import Objective
 
 N = 32_768
@@ -152,7 +153,7 @@ def stages(p: Problem) -> None:
         works: list[Work] = [
             partial(torch.mm, t16, wt16.t(), out=t_logits),
             partial(torch.mm, x16, w16.t(), out=s_logits),
-            partial(kernel, Launch(), s_logits, t_logits, labels, terms, grad),
+            partial(kernel, 8, 1, s_logits, t_logits, labels, terms, grad),
             lambda grad=grad: grad @ p.w,  # type: ignore[misc]
             lambda grad=grad: torch.mm(grad, p.w, out_dtype=torch.float32),  # type: ignore[misc]
             lambda grad=grad: (p.w.t() @ grad.t()).t(),  # type: ignore[misc]
@@ -161,10 +162,17 @@ def stages(p: Problem) -> None:
         print(f"{chunk:19}" + "".join(f"{seconds(work) * 1e3 * N / chunk:9.2f}" for work in works))
 
 
-def kernel(launch: Launch, s: Tensor, t: Tensor, labels: Tensor, terms: Tensor, grad: Tensor) -> None:
-    """One launch at the default objective."""
-    widths = Widths(STUDENT_ROWS, N_REAL)
-    kd_rows(Objective(), s, t, labels, terms, grad, widths, n_valid=N, scale=16.0, launch=launch)
+def kernel(warps: int, loads: int, s: Tensor, t: Tensor, labels: Tensor, terms: Tensor, grad: Tensor) -> None:
+    """One launch at the default objective, with so many 16-byte loads per thread and iteration."""
+    objective = Objective()
+    ce_weight, kd_weight = objective.weights()
+    inverse = 1 / objective.temperature
+    kd_triton.kd_rows[(len(s),)](
+        s, t, grad, labels, terms, s.stride(0), t.stride(0), grad.stride(0), terms.stride(0), STUDENT_ROWS, N_REAL,
+        16.0, 0.0, 0.0, inverse, ce_weight / N, kd_weight * inverse / N, objective.beta,
+        KIND=0, TEACHER=True, ONE=False, CE=True, KD=True, GRAD=True, S_CAP=False, T_CAP=False,
+        LANES=32 * warps * loads, VEC=8, num_warps=warps,
+    )  # fmt: skip
 
 
 def launches() -> None:
@@ -174,14 +182,14 @@ def launches() -> None:
     labels = torch.randint(0, N_REAL, (chunk,), device="cuda")
     terms, grad = torch.zeros(5, chunk, device="cuda"), torch.empty_like(s, dtype=torch.bfloat16)
     print("kernel: warps loads, us for 2048 rows, GB/s")
-    for launch in (Launch(w, n) for w in (4, 8, 16, 32) for n in (1, 2, 4) if w * n <= 32):
+    for warps, loads in ((w, n) for w in (4, 8, 16, 32) for n in (1, 2, 4) if w * n <= 32):
         try:
-            time = seconds(partial(kernel, launch, s, t, labels, terms, grad))
+            time = seconds(partial(kernel, warps, loads, s, t, labels, terms, grad))
         except Exception as error:  # a launch that the device refuses is a row of the table
-            print(f"{launch} {type(error).__name__}")
+            print(f"{warps:8}{loads:6} {type(error).__name__}")
             continue
         size = 2 * chunk * (3 * STUDENT_ROWS + 2 * 151_680)
-        print(f"{launch.warps:8}{launch.loads:6}{time * 1e6:9.0f}{size / time / 1e9:8.0f}")
+        print(f"{warps:8}{loads:6}{time * 1e6:9.0f}{size / time / 1e9:8.0f}")
 
 
 # --- peers ---

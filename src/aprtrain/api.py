@@ -323,7 +323,8 @@ def _engine_for(models: Sequence[str], device: str | None) -> str:
 
     try:
         for path in models:
-            open_network(path).close()
+            with open_network(path):
+                pass
     except UnsupportedError:
         return "llama"
     return "torch"

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from functools import partial
 
 from aprfmt.errors import UsageError
 from aprfmt.schema import OptionRow, option
@@ -19,7 +19,6 @@ from aprfmt.tokenizer.alignment import ALIGNED
 from aprfmt.types import Json, JsonObject, construct
 
 ENV_PREFIX = "APR_DISTILL_"
-_DISTILL, _PRETRAIN = ("distill",), ("pretrain",)
 SELF = "self"
 """Value of --student-init for a student that starts as the teacher."""
 
@@ -37,7 +36,6 @@ MEASURED_WIDTH, ASSUMED_WIDTH = 576, 2048
 _USUAL = DEFAULTS["pretrained"]
 
 Value = str | int | float | bool | tuple[str, ...] | None
-_V = TypeVar("_V", bound=Value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,24 +51,14 @@ class ConfigField(OptionRow):
 
     negatable: bool = True
     env: str = ""
-    commands: tuple[str, ...] = (*_DISTILL, *_PRETRAIN)
+    commands: tuple[str, ...] = ("distill", "pretrain")
     place: str = "run"
 
 
-def _distill(default: _V, help: str, **more: object) -> _V:
-    return option(default, help, commands=_DISTILL, **more)
-
-
-def _what(default: _V, help: str, **more: object) -> _V:
-    return option(default, help, place="what", **more)
-
-
-def _kd(default: _V, help: str, **more: object) -> _V:
-    return _distill(default, help, place="what", **more)
-
-
-def _save(default: _V, help: str, **more: object) -> _V:
-    return option(default, help, place="save", **more)
+_distill = partial(option, commands=("distill",))
+_what = partial(option, place="what")
+_kd = partial(_distill, place="what")
+_save = partial(option, place="save")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +89,12 @@ class Config:
         "Format of the frozen weights of --lora in memory; auto: q4k for a Q4_K, Q6_K or Q8_0 file, else bf16.",
         choices=("auto", "bf16", "q4k"),
     )
-    init: str | None = option(None, "Initialize from the weights of this model.", commands=_PRETRAIN)
+    init: str | None = option(None, "Initialize from the weights of this model.", commands=("pretrain",))
     like: str | None = option(
-        None, "Train from scratch with this model's tokenizer (needs --shape).", commands=_PRETRAIN
+        None, "Train from scratch with this model's tokenizer (needs --shape).", commands=("pretrain",)
     )
     shape: str | None = option(
-        None, "config.json of the model to train from scratch (needs --like).", commands=_PRETRAIN
+        None, "config.json of the model to train from scratch (needs --like).", commands=("pretrain",)
     )
     data: tuple[str, ...] = option(
         (),

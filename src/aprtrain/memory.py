@@ -85,16 +85,13 @@ def memory_plan(
     vocabulary = pair.vocabulary or SharedVocabulary(student.vocab_rows, student.vocab_rows, student.vocab_rows)
     logits: Logits = "fp16" if config.logits == "fp16" and on_gpu else "fp32"
     chunk, has_files = min(config.chunk, tokens), pair.files is not None
+    is_wide = teacher is None or teacher_dtype(config.teacher_residency, device) == torch.float32
+    copied = 0 if teacher is None or is_wide else teacher.shape.d_model
     if pair.outcomes is not None:
-        is_wide = teacher is None or (not on_gpu and teacher_dtype(config.teacher_residency, device) == torch.float32)
-        head = span_bytes(
-            vocabulary, chunk, pair.outcomes.n, 0 if teacher is None or is_wide else teacher.shape.d_model
-        )
+        head = span_bytes(vocabulary, chunk, pair.outcomes.n, copied)
     elif on_gpu and (importable("triton") or not tried):
         head = head_bytes(vocabulary, student.d_model, chunk, logits, teacher is not None, has_files)
     else:
-        is_wide = teacher is None or teacher_dtype(config.teacher_residency, device) == torch.float32
-        copied = 0 if teacher is None or is_wide else teacher.shape.d_model
         head = plain_bytes(vocabulary, chunk, config.loss if teacher is not None else "", copied, has_files)
     if config.lora is not None and is_lora_in_blocks(config, pair.student):
         config = replace(config, recompute="block")  # blocks are decoded again in the backward pass

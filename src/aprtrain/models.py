@@ -111,7 +111,8 @@ class TrainingPair:
         """Fingerprint of the student's initial weights; "" until its experts are chosen."""
         if self.student.experts is not None and not self.student.experts.of_layer:
             return ""
-        return (edge_fingerprint if self.student.model is not None else fingerprint)(self.student)
+        file = self.student.model
+        return edge_fingerprint(file) if file is not None else fingerprint(self.student)
 
 
 @contextmanager
@@ -234,25 +235,24 @@ def load_student(config: Config, pair: TrainingPair, world: World) -> tuple[Deco
     decoder: Decoder
     optimizer: Optimizer
     if config.lora is not None:
-        decoder = _load_lora(config, pair.student, dtype, world.device)
-        if config.is_compiled(world.device.type):
-            decoder.compile_blocks()
-        return decoder, FlatOptimizer(decoder, settings, world, rule=rule), None
-    if config.shard == "weights":
+        decoder = _load_lora(config, config.lora, pair.student, dtype, world.device)
+        optimizer = FlatOptimizer(decoder, settings, world, rule=rule)
+    elif config.shard == "weights":
         decoder = shard_weights(shape, dtype, world)
         optimizer = ShardedOptimizer(decoder, settings, world, rule, matrices)
     else:
         decoder = Decoder(shape, dtype, world.device)
         optimizer = FlatOptimizer(decoder, settings, world, quantizer, rule, matrices)
     decoder.recompute = config.recompute
-    weight = ROUTER_AUX_LOSS if config.router_aux_loss is None else config.router_aux_loss
-    decoder.balance_experts(weight, config.tokens_per_step)
 
     def write(parameter: str, whole: Tensor) -> None:
         for name, target in hf_parts(shape, parameter, whole):
             fill(pair.student, name, target)
 
-    optimizer.load("master", write)
+    if config.lora is None:
+        weight = ROUTER_AUX_LOSS if config.router_aux_loss is None else config.router_aux_loss
+        decoder.balance_experts(weight, config.tokens_per_step)
+        optimizer.load("master", write)
     pair.student.check_intact()
     if pair.teacher is not None and pair.teacher.model is not None:  # the student may be made from its weights
         pair.teacher.model.check_unchanged()
@@ -266,14 +266,11 @@ def is_lora_in_blocks(config: Config, student: NetworkSource) -> bool:
     return config.lora_base == "q4k" or (config.lora_base == "auto" and residency_of(student) == "q4k")
 
 
-def _load_lora(config: Config, student: NetworkSource, dtype: torch.dtype, device: torch.device) -> Decoder:
+def _load_lora(config: Config, lora: str, student: NetworkSource, dtype: torch.dtype, device: torch.device) -> Decoder:
     """The frozen student with pairs beside its matrices."""
-    assert config.lora is not None
     in_blocks = is_lora_in_blocks(config, student)
     decoder = BlocksDecoder(student, device) if in_blocks else load_decoder(student, dtype, device)
-    student.check_intact()
-    decoder.recompute = config.recompute
-    add_lora(decoder, parse_lora(config.lora), config.seed)
+    add_lora(decoder, parse_lora(lora), config.seed)
     return decoder
 
 
@@ -508,7 +505,9 @@ def _teacher_origin(pair: TrainingPair) -> ModelOrigin | None:
         f = pair.files.facts
         words = f"{f.sha256} {f.k} {f.temperatures}"
         return {"name": f.teacher, "print": words, "architecture": f.architecture, "parameters": f.parameters}
-    return _model_origin(pair.teacher, edge_fingerprint(pair.teacher)) if pair.teacher is not None else None
+    if pair.teacher is None or pair.teacher.model is None:
+        return None
+    return _model_origin(pair.teacher, edge_fingerprint(pair.teacher.model))
 
 
 def _model_origin(network: NetworkSource, fingerprint: str) -> ModelOrigin:

@@ -20,8 +20,7 @@ Checkpoints contain the blocks themselves, so an export changes nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple, TypedDict
@@ -38,7 +37,6 @@ from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert.presets import QuantizationPreset, QuantizeOverrides, choose, find_preset, uniform_preset, unknown
 from aprfmt.convert.quantization import Recoding, context_of, targets_in_hf_order
 from aprfmt.errors import RefusedError, UnsupportedError
-from aprfmt.io.system import n_processors
 from aprfmt.text import plural
 from aprfmt.types import Array
 from aprtrain.kernels import encode as kernels
@@ -48,16 +46,13 @@ from aprtrain.network.weights import NetworkSource
 UNIFORM = ("nvfp4", "mxfp4")
 """Types without a preset of their own: every matrix gets this type, as with `apr quantize --pure`."""
 
-STEPPED = "Q4_0"
-"""The type whose blocks keep the steps of the initial weights."""
+_GRIDS = {"Q4_1": (32, 15), "Q5_0": (32, 31), "Q5_1": (32, 31), "Q4_K": (32, 15), "Q5_K": (32, 31), "Q6_K": (16, 63)}
+"""Type -> group size and largest code, of values stored as scale * code + bias."""
 
-SEARCHED = ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+SEARCHED = tuple(_GRIDS)
 """Types that only the host's codec encodes."""
 
 _PRESETS = "q4_0, q8_0, q4_k_m, q5_k_m, q6_k, nvfp4 or mxfp4"
-_PIECE = 1 << 20
-"""Values per encoding job on the host."""
-
 _PULLED = 1 << 24
 """Values that are pulled at a time."""
 
@@ -125,15 +120,11 @@ def summarize(network: NetworkSource, preset: str, types: Mapping[str, str]) -> 
 def grid_bytes(network: NetworkSource, types: Mapping[str, str]) -> int:
     """Bytes of the scales and steps that are kept."""
     sizes = {hf: prod(size) for hf, (_, _, size) in hf_names(network.shape).items()}
-    each = {STEPPED: 4 / 32, **{dtype: 8 / _GROUPS[dtype] for dtype in SEARCHED}}
+    each = {kernels.STEPPED: 4 / 32, **{dtype: 8 / _GRIDS[dtype][0] for dtype in SEARCHED}}
     return sum(int(each.get(dtype, 0) * sizes[hf]) for hf, dtype in types.items())
 
 
 # --- scales that are kept ---
-
-_GROUPS = {"Q4_1": 32, "Q5_0": 32, "Q5_1": 32, "Q4_K": 32, "Q5_K": 32, "Q6_K": 16}
-_TOPS = {"Q4_1": 15, "Q5_0": 31, "Q5_1": 31, "Q4_K": 15, "Q5_K": 31, "Q6_K": 63}
-"""Group size; largest code of values stored as scale * code + bias."""
 
 
 class ScaleGrid(NamedTuple):
@@ -169,7 +160,7 @@ def grid_of(dtype: str, stored: Array, device: torch.device) -> ScaleGrid:
     def upload(part: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(part).reshape(-1, 1)).to(device)
 
-    return ScaleGrid(upload(scale), upload(bias), _TOPS[dtype])
+    return ScaleGrid(upload(scale), upload(bias), _GRIDS[dtype][1])
 
 
 def _six_bits(packed: Array) -> tuple[Array, Array]:
@@ -243,7 +234,7 @@ class Quantizer:
     def fix_steps(self, flat_P: Tensor) -> None:
         """Receives all weights, float32, in the layout of the flat buffers; those of the first call decide."""
         if not self._steps:
-            some = [stretch for stretch in self._stretches if stretch.dtype == STEPPED]
+            some = [stretch for stretch in self._stretches if stretch.dtype == kernels.STEPPED]
             self._steps = {stretch: kernels.fit_steps(flat_P[stretch.start : stretch.stop]) for stretch in some}
 
     def _steps_of(self, start: int, stop: int) -> Tensor | None:
@@ -270,7 +261,7 @@ class Quantizer:
                 continue
             values_P, out_P = (whole[first - start : last - start] for whole in (master_P, compute_P))
             if stretch.dtype in SEARCHED and self._searches:
-                stored = encode_on_host(stretch.dtype, values_P)
+                stored = kernels.encode_on_host(stretch.dtype, values_P)
                 self._grids[first] = grid_of(stretch.dtype, stored, values_P.device)
                 out_P.copy_(torch.from_numpy(ggml.decode(stretch.dtype, stored)))
                 continue
@@ -288,25 +279,10 @@ class Quantizer:
 
     def encode(self, hf: str, values: Tensor) -> Tensor:
         """The blocks of a tensor, uint8, on its device or in main memory. Raises RefusedError for NaN and infinity."""
-        dtype, values_P = self.types[hf], values.reshape(-1)
-        if dtype in kernels.ENCODED:
-            start = self._starts[hf]
-            return kernels.encode(dtype, values_P, self._steps_of(start, start + values_P.numel()))
-        return torch.from_numpy(encode_on_host(dtype, values_P))
+        values_P, start = values.reshape(-1), self._starts[hf]
+        return kernels.encode(self.types[hf], values_P, self._steps_of(start, start + values_P.numel()))
 
     def describe(self) -> str:
         """One line of the log."""
         counts = Counter(self.types.values())
         return ", ".join(f"{plural(n, 'tensor')} as {dtype}" for dtype, n in counts.items())
-
-
-def encode_on_host(dtype: str, values_P: Tensor) -> Array:
-    """Blocks, uint8, by aprfmt's codec, in all threads. Raises RefusedError for NaN and infinity."""
-    values = values_P.detach().cpu().numpy()
-
-    def pieces() -> Iterator[Array]:
-        with ThreadPoolExecutor(n_processors()) as pool:
-            starts = range(0, values.size, _PIECE)
-            yield from pool.map(lambda at: ggml.encode(dtype, values[at : at + _PIECE], start=at), starts)
-
-    return np.concatenate([*pieces()])

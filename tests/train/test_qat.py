@@ -23,7 +23,7 @@ from aprfmt.errors import AprError, RefusedError, UnsupportedError, UsageError
 from aprtrain import qat
 from aprtrain.budget import plan
 from aprtrain.config_sources import build
-from aprtrain.kernels.encode import ENCODED, encode, fit_steps
+from aprtrain.kernels.encode import ENCODED, encode, encode_on_host, fit_steps
 from aprtrain.models import new_student
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.names import hf_names, hf_parts
@@ -31,7 +31,7 @@ from aprtrain.network.weights import fill, open_network
 from aprtrain.optim import flat
 from aprtrain.optim.flat import FlatOptimizer
 from aprtrain.optim.rules import Settings
-from aprtrain.qat import SEARCHED, Quantizer, encode_on_host, grid_bytes, grid_of, types_of
+from aprtrain.qat import SEARCHED, Quantizer, grid_bytes, grid_of, types_of
 from aprtrain.run import run
 from aprtrain.world import World
 

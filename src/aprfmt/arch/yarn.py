@@ -91,10 +91,17 @@ def _usual(gguf: str, kind: str, factor: float, log: float) -> float:
     return _m(factor, 1) / _m(factor, log)
 
 
-def ramp(n_dims: int, base: float, original: int, betas: tuple[float, float], *, whole: bool) -> list[float]:
-    """The interpolation weight of each pair of a head, 0 to 1; `whole` rounds the bounds of the ramp."""
+def ramp_bounds(
+    n_dims: int, base: float, original: int, betas: tuple[float, float], *, whole: bool
+) -> tuple[float, float]:
+    """The pairs of a head between which frequencies are interpolated in part; `whole` rounds them."""
     low, high = (n_dims * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base)) for beta in betas)
     if whole:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, n_dims - 1)
+    return max(low, 0), min(high, n_dims - 1)
+
+
+def ramp(n_dims: int, base: float, original: int, betas: tuple[float, float], *, whole: bool) -> list[float]:
+    """The interpolation weight of each pair of a head, 0 to 1; `whole` rounds the bounds of the ramp."""
+    low, high = ramp_bounds(n_dims, base, original, betas, whole=whole)
     return [min(1.0, max(0.0, (i - low) / max(high - low, 1e-3))) for i in range(n_dims // 2)]

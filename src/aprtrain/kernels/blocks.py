@@ -9,7 +9,6 @@ Shape suffixes: R rows, C columns, B bytes, N selected rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from aprfmt.codecs.recode import decode as decode_values
 from aprfmt.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
-    from aprfmt.io.source import Buffer
+    from aprfmt.canonical.tensor import CanonicalTensor
 
 BLOCK_TYPES = ("Q4_K", "Q6_K", "Q8_0")
 """Block types that the kernels dequantize."""
@@ -49,36 +48,39 @@ class Blocks:
         return self.stored_B.numel()
 
 
-def is_kept(dtype: str, shape: tuple[int, ...], n_bytes: int) -> bool:
+def is_kept(tensor: CanonicalTensor) -> bool:
     """Whether a stored tensor can stay in blocks: a matrix of BLOCK_TYPES whose rows are whole blocks."""
-    if dtype not in BLOCK_TYPES or len(shape) != 2 or shape[-1] % DTYPES[dtype].block:
+    if tensor.dtype not in BLOCK_TYPES or len(tensor.shape) != 2:
         return False
-    return DTYPES[dtype].n_bytes(shape) == n_bytes
+    row = DTYPES[tensor.dtype]
+    return tensor.shape[-1] % row.block == 0 and row.n_bytes(tensor.shape) == tensor.n_bytes
 
 
-def upload(dtype: str, shape: tuple[int, int], chunks: Iterable[Buffer], device: torch.device, name: str) -> Blocks:
-    """Copies the blocks of tensor `name` to `device`, a chunk at a time. Raises CorruptError if bytes are missing."""
-    stored_B = torch.empty(DTYPES[dtype].n_bytes(shape), dtype=torch.uint8, device=device)
+def upload(tensor: CanonicalTensor, device: torch.device) -> Blocks:
+    """Copies the blocks of a matrix to `device`, a chunk at a time. Raises CorruptError if bytes are missing."""
+    rows, cols = tensor.shape
+    stored_B = torch.empty(tensor.n_bytes, dtype=torch.uint8, device=device)
     at = 0
-    for chunk in chunks:
+    for chunk in tensor.chunks():
         part_B = torch.frombuffer(bytearray(chunk), dtype=torch.uint8) if len(chunk) else stored_B[:0]
-        if at + part_B.numel() > stored_B.numel():
-            raise CorruptError(f"more bytes than {dtype} of shape {list(shape)} needs", tensor=name)
         stored_B[at : at + part_B.numel()].copy_(part_B)
         at += part_B.numel()
     if at != stored_B.numel():
         raise CorruptError(
-            f"{at} bytes are stored, but {dtype} of shape {list(shape)} needs {stored_B.numel()}", tensor=name
+            f"{at} bytes are stored, but {tensor.dtype} of shape {[rows, cols]} needs {stored_B.numel()}",
+            tensor=tensor.name,
         )
-    return Blocks(dtype, shape, stored_B)
+    return Blocks(tensor.dtype, (rows, cols), stored_B)
 
 
-def decode(blocks: Blocks, out_RC: torch.Tensor) -> torch.Tensor:
+def decode(blocks: Blocks, out_RC: torch.Tensor | None = None) -> torch.Tensor:
     """Fills `out_RC`, contiguous bf16 with the matrix's number of values on the same device, and returns it.
 
-    On CUDA it only launches, without waiting. Raises UsageError for another target.
+    Without it allocates one. On CUDA it only launches, without waiting. Raises UsageError for another target.
     """
     rows, cols = blocks.shape
+    if out_RC is None:
+        out_RC = torch.empty(rows, cols, dtype=torch.bfloat16, device=blocks.stored_B.device)
     if out_RC.dtype != torch.bfloat16 or not out_RC.is_contiguous() or out_RC.numel() != rows * cols:
         raise UsageError(
             f"{rows} x {cols} values of {blocks.dtype} need a contiguous bf16 target, "
@@ -105,9 +107,7 @@ def pick_rows(blocks: Blocks, rows_N: torch.Tensor) -> torch.Tensor:
     """Rows `rows_N` (int64) of the matrix as bf16 [N, C]: the lookup in a quantized embedding."""
     stored_RB = blocks.stored_B.view(blocks.shape[0], -1)
     picked_NB = stored_RB.index_select(0, rows_N)
-    shape = (rows_N.numel(), blocks.shape[1])
-    out_NC = torch.empty(shape, dtype=torch.bfloat16, device=picked_NB.device)
-    return decode(Blocks(blocks.dtype, shape, picked_NB.view(-1)), out_NC)
+    return decode(Blocks(blocks.dtype, (rows_N.numel(), blocks.shape[1]), picked_NB.view(-1)))
 
 
 def some_rows(blocks: Blocks, first: int, n_rows: int) -> Blocks:

@@ -8,13 +8,11 @@ of V.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
-
 import torch
 from torch import Tensor
 
 
+@torch.library.custom_op("aprtrain::attend_one", mutates_args=())
 def attend_one(
     q_N1HE: Tensor, k_NLKE: Tensor, v_NLKV: Tensor, first_N: Tensor, place_1: Tensor, scale: float
 ) -> Tensor:
@@ -22,14 +20,6 @@ def attend_one(
 
     Scores and sums are float32.
     """
-    run = cast(Callable[..., Tensor], _attend_one)
-    return run(q_N1HE, k_NLKE, v_NLKV, first_N, place_1, scale)
-
-
-@torch.library.custom_op("aprtrain::attend_one", mutates_args=())
-def _attend_one(
-    q_N1HE: Tensor, k_NLKE: Tensor, v_NLKV: Tensor, first_N: Tensor, place_1: Tensor, scale: float
-) -> Tensor:
     from aprtrain.kernels.decode_triton import launch
 
     out = q_N1HE.new_empty(*q_N1HE.shape[:3], v_NLKV.shape[-1])
@@ -37,6 +27,6 @@ def _attend_one(
     return out
 
 
-@_attend_one.register_fake
+@attend_one.register_fake
 def _(q_N1HE: Tensor, k_NLKE: Tensor, v_NLKV: Tensor, first_N: Tensor, place_1: Tensor, scale: float) -> Tensor:
     return q_N1HE.new_empty(*q_N1HE.shape[:3], v_NLKV.shape[-1])

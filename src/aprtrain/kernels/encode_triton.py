@@ -47,42 +47,20 @@ def _inverse(scale):
 
 
 @triton.jit
-def _first_farthest(x, HALF: tl.constexpr):
-    """Of each row the largest size, and the first value that has it."""
-    size = tl.abs(x)
-    first = tl.argmax(size, axis=1, tie_break_left=True)
-    is_it = tl.arange(0, HALF)[None, :] == first[:, None]
-    return tl.max(size, axis=1), tl.sum(tl.where(is_it, x, 0.0), axis=1)
-
-
-@triton.jit
-def _sixteenths(x, inverse):
-    y = x * inverse[:, None] + 8.5
-    return tl.minimum(tl.where(tl.abs(y) < float("inf"), y, 0.0).to(tl.int32), 15)
-
-
-@triton.jit
 def _on_step(x, inverse):
     return tl.minimum(tl.maximum(tl.floor(x * inverse[:, None] + 0.5), -8.0), 7.0)
 
 
 @triton.jit
-def _q4_0(values_ptr, steps_ptr, out_ptr, n_rows, STEPS: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr):
+def _q4_0(values_ptr, steps_ptr, out_ptr, n_rows, BYTES: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < n_rows
     low, high = _halves(values_ptr, row, live, 16)
-    if STEPS:
-        inverse = _inverse(tl.load(steps_ptr + row, mask=live, other=0.0))
-        low_code, high_code = _on_step(low, inverse), _on_step(high, inverse)
-        square = tl.sum(low_code * low_code, axis=1) + tl.sum(high_code * high_code, axis=1)
-        d = tl.div_rn(tl.sum(low * low_code, axis=1) + tl.sum(high * high_code, axis=1), tl.maximum(square, 1.0))
-        low, high = low_code.to(tl.int32) + 8, high_code.to(tl.int32) + 8
-    else:
-        most_low, first_low = _first_farthest(low, 16)
-        most_high, first_high = _first_farthest(high, 16)
-        d = tl.div_rn(tl.where(most_low >= most_high, first_low, first_high), -8.0 + most_low * 0)
-        inverse = _inverse(d)
-        low, high = _sixteenths(low, inverse), _sixteenths(high, inverse)
+    inverse = _inverse(tl.load(steps_ptr + row, mask=live, other=0.0))
+    low_code, high_code = _on_step(low, inverse), _on_step(high, inverse)
+    square = tl.sum(low_code * low_code, axis=1) + tl.sum(high_code * high_code, axis=1)
+    d = tl.div_rn(tl.sum(low * low_code, axis=1) + tl.sum(high * high_code, axis=1), tl.maximum(square, 1.0))
+    low, high = low_code.to(tl.int32) + 8, high_code.to(tl.int32) + 8
     if BYTES:
         at = out_ptr + row * 18
         _put_f16(at, live, d)
@@ -98,7 +76,7 @@ def _rounded_away(y):
 
 
 @triton.jit
-def _q8_0(values_ptr, steps_ptr, out_ptr, n_rows, STEPS: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr):
+def _q8_0(values_ptr, steps_ptr, out_ptr, n_rows, BYTES: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < n_rows
     low, high = _halves(values_ptr, row, live, 16)
@@ -136,7 +114,7 @@ def _nearest(x, half):
 
 
 @triton.jit
-def _nvfp4(values_ptr, steps_ptr, out_ptr, n_rows, STEPS: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr):
+def _nvfp4(values_ptr, steps_ptr, out_ptr, n_rows, BYTES: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < n_rows
     low, high = _halves(values_ptr, row, live, 8)
@@ -163,7 +141,7 @@ def _nvfp4(values_ptr, steps_ptr, out_ptr, n_rows, STEPS: tl.constexpr, BYTES: t
 
 
 @triton.jit
-def _mxfp4(values_ptr, steps_ptr, out_ptr, n_rows, STEPS: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr):
+def _mxfp4(values_ptr, steps_ptr, out_ptr, n_rows, BYTES: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < n_rows
     low, high = _halves(values_ptr, row, live, 16)
@@ -181,20 +159,20 @@ def _mxfp4(values_ptr, steps_ptr, out_ptr, n_rows, STEPS: tl.constexpr, BYTES: t
         _put_values(out_ptr, row, live, low, high, 16)
 
 
-_KERNELS = {"Q4_0": _q4_0, "Q8_0": _q8_0, "NVFP4": _nvfp4, "MXFP4": _mxfp4}
+_KERNELS = {"Q4_0": (_q4_0, 32), "Q8_0": (_q8_0, 32), "NVFP4": (_nvfp4, 16), "MXFP4": (_mxfp4, 32)}
+"""Kernel, and values under one scale."""
 
 
-def launch(
-    dtype: str, values_P: torch.Tensor, out: torch.Tensor, group: int, steps_B1: torch.Tensor | None = None
-) -> None:
-    """Starts the kernel of `dtype`, with `group` values under a scale: uint8 targets get blocks, others values.
+def launch(dtype: str, values_P: torch.Tensor, out: torch.Tensor, steps_B1: torch.Tensor | None) -> None:
+    """Starts the kernel of `dtype`: uint8 targets get blocks, others values. The steps are of Q4_0.
 
-    Steps are for Q4_0. Checks of sizes are the caller's.
+    Checks of sizes are the caller's.
     """
+    kernel, group = _KERNELS[dtype]
     n_rows = values_P.numel() // group
     if n_rows:
         with torch.cuda.device(values_P.device):
-            _KERNELS[dtype][(triton.cdiv(n_rows, _ROWS),)](
-                values_P, values_P if steps_B1 is None else steps_B1, out, n_rows, STEPS=steps_B1 is not None,
+            kernel[(triton.cdiv(n_rows, _ROWS),)](
+                values_P, values_P if steps_B1 is None else steps_B1, out, n_rows,
                 BYTES=out.dtype == torch.uint8, ROWS=_ROWS, num_warps=_WARPS, enable_fp_fusion=False,
             )  # fmt: skip

@@ -193,6 +193,12 @@ def head_bytes(
     return size * (student + teacher * chunk * _padded(vocabulary.teacher_width)) + gradient + copy
 
 
+_KINDS: dict[str, int] = {"forward": 0, "reverse": 1, "jsd": 2}
+"""Losses of the kernel, and their numbers there."""
+
+_WARPS = 8
+"""Warps of the kernel's program of a row (tools/bench_head.py)."""
+
 _PLAIN: dict[str, tuple[tuple[float, float], ...]] = {
     "": ((5, 0),),
     "forward": ((6, 7.25),),
@@ -298,97 +304,47 @@ def _plain_terms(x_ND: Tensor, w_VD: Tensor, job: _Job, terms_5N: Tensor) -> _Te
 
 
 def _fused_terms(x_ND: Tensor, w_VD: Tensor, job: _Job, terms_5N: Tensor) -> _Terms:
-    """For bfloat16 on CUDA; the buffers for one chunk of logits are reused."""
+    """For bfloat16 on CUDA, by the kernel; the buffers for one chunk of logits are reused.
+
+    The gradient is bfloat16, and shares the memory of float16 logits.
+    """
+    from aprtrain.kernels.kd_triton import kd_rows
+
     half = job.logits == "fp16"
     dtype = torch.float16 if half else torch.float32
     n_rows, n_student = min(job.chunk, len(x_ND)), len(w_VD)
-    widths = Widths(n_student, job.vocabulary.n_real if job.vocabulary else 0, *job.caps)
+    n_shared = job.vocabulary.n_real if job.vocabulary is not None else 0
     student = logit_weight(w_VD, job.logits)
     s_CS = x_ND.new_empty(n_rows, _padded(n_student), dtype=dtype)
-    teacher, t_CP, grad_CS = None, None, None
+    teacher, t_CP, grad_CS = None, s_CS, s_CS  # the kernel reads and writes only what there is
     if job.wt_RE is not None and job.vocabulary is not None:
         teacher = logit_weight(job.wt_RE[: job.vocabulary.teacher_width], job.logits)
         t_CP = x_ND.new_empty(n_rows, _padded(len(teacher)), dtype=dtype)
     if job.with_grad:
         grad_CS = s_CS.view(torch.bfloat16) if half else torch.empty_like(s_CS, dtype=torch.bfloat16)
+    ce_weight, kd_weight = job.objective.weights()
+    inverse = 1.0 / job.objective.temperature
 
     def terms(rows: slice) -> Tensor:
-        labels_C = job.labels_N[rows]
+        labels_C, terms_5C = job.labels_N[rows], terms_5N[:, rows]
         n = len(labels_C)
         _project(x_ND[rows], student, s_CS[:n, :n_student])
-        if job.t_NE is not None and teacher is not None and t_CP is not None:
+        if job.t_NE is not None and teacher is not None:
             _project(job.t_NE[rows], teacher, t_CP[:n, : len(teacher)])
-        kd_rows(
-            job.objective, s_CS[:n], None if t_CP is None else t_CP[:n], labels_C, terms_5N[:, rows],
-            None if grad_CS is None else grad_CS[:n], widths,
-            n_valid=job.n_valid, scale=1 / _SHRINK if half else 1.0,
-        )  # fmt: skip
-        return (s_CS if grad_CS is None else grad_CS)[:n, :n_student]
+        with torch.cuda.device(s_CS.device):
+            kd_rows[(n,)](
+                s_CS, t_CP, grad_CS, labels_C, terms_5C,
+                s_CS.stride(0), t_CP.stride(0), grad_CS.stride(0), terms_5C.stride(0), n_student, n_shared,
+                1 / _SHRINK if half else 1.0, float(job.caps.student), float(job.caps.teacher), inverse,
+                ce_weight / job.n_valid, kd_weight * inverse / job.n_valid, float(job.objective.beta),
+                KIND=_KINDS[job.objective.kind], TEACHER=teacher is not None, ONE=job.objective.temperature == 1,
+                CE=ce_weight != 0, KD=kd_weight != 0, GRAD=job.with_grad,
+                S_CAP=job.caps.student != 0, T_CAP=job.caps.teacher != 0,
+                LANES=32 * _WARPS, VEC=16 // s_CS.element_size(), num_warps=_WARPS,
+            )  # fmt: skip
+        return grad_CS[:n, :n_student]
 
     return terms
-
-
-_KINDS: dict[str, int] = {"forward": 0, "reverse": 1, "jsd": 2}
-
-
-class Widths(NamedTuple):
-    """Number of ids in the columns of the buffers, and logit softcaps (0: none)."""
-
-    student: int
-    shared: int
-    student_cap: float = 0.0
-    teacher_cap: float = 0.0
-
-
-class Launch(NamedTuple):
-    """Launch parameters: warps of the program of a row, and 16-byte loads per thread and iteration."""
-
-    warps: int = 8
-    loads: int = 1
-
-
-def kd_rows(
-    objective: Objective,
-    s_CS: Tensor,
-    t_CP: Tensor | None,
-    labels_C: Tensor,
-    terms_5C: Tensor,
-    grad_CS: Tensor | None,
-    widths: Widths,
-    *,
-    n_valid: int,
-    scale: float,
-    launch: Launch = Launch(),  # noqa: B008 - immutable
-) -> None:
-    """Writes the five terms of `objective.RowLosses` and, if requested, the gradient of the mean loss.
-
-    Args:
-        objective: the loss to minimise.
-        s_CS: student logits before the softcap, float16 or float32; all columns are readable.
-        t_CP: teacher logits likewise; with None only the first term is written.
-        labels_C: int64 ids or IGNORED; an id beyond the student's rows gives NaN.
-        terms_5C: float32, a view of [5, N] with unit stride along rows.
-        grad_CS: bfloat16; may share the memory of s_CS if that is float16. None: no gradient.
-        widths: see Widths.
-        n_valid: number of labelled positions of the global batch, by which the gradient is divided.
-        scale: factor of the stored logits of both models.
-    """
-    from aprtrain.kernels import kd_triton
-
-    ce_weight, kd_weight = objective.weights()
-    inverse = 1.0 / objective.temperature
-    grad, teacher = grad_CS if grad_CS is not None else s_CS, t_CP if t_CP is not None else s_CS
-    with torch.cuda.device(s_CS.device):
-        kd_triton.kd_rows[(len(s_CS),)](
-            s_CS, teacher, grad, labels_C, terms_5C,
-            s_CS.stride(0), teacher.stride(0), grad.stride(0), terms_5C.stride(0), widths.student, widths.shared,
-            float(scale), float(widths.student_cap), float(widths.teacher_cap), inverse,
-            ce_weight / n_valid, kd_weight * inverse / n_valid, float(objective.beta),
-            KIND=_KINDS[objective.kind], TEACHER=t_CP is not None, ONE=objective.temperature == 1,
-            CE=ce_weight != 0, KD=kd_weight != 0, GRAD=grad_CS is not None,
-            S_CAP=widths.student_cap != 0, T_CAP=widths.teacher_cap != 0,
-            LANES=32 * launch.warps * launch.loads, VEC=16 // s_CS.element_size(), num_warps=launch.warps,
-        )  # fmt: skip
 
 
 def _project(x_CD: Tensor, w_VD: Tensor, out_CV: Tensor) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from aprfmt.arch import rope, rope_factors
+from aprfmt.arch import rope, rope_factors, yarn
 from aprfmt.arch.fields import as_float
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.errors import UnsupportedError
@@ -81,16 +80,8 @@ def _yarn(h: Hyperparams, theta: float, scaling: Mapping[str, object], inv_freq:
     """
     original = rope.original_context(h, scaling) or 1
     factor = _number(scaling, "factor", 0.0) or (h.max_position_embeddings or original) / original
-    dim = 2 * len(inv_freq)
-
-    def pair_of(rotations: float) -> float:
-        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
-
-    low = pair_of(_number(scaling, "beta_fast", 32.0))
-    high = pair_of(_number(scaling, "beta_slow", 1.0))
-    if scaling.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dim - 1)
+    betas = _number(scaling, "beta_fast", 32.0), _number(scaling, "beta_slow", 1.0)
+    low, high = yarn.ramp_bounds(2 * len(inv_freq), theta, original, betas, whole=bool(scaling.get("truncate", True)))
     pairs = torch.arange(len(inv_freq), dtype=torch.float32)
     slow = ((pairs - low) / (high - low if high != low else 0.001)).clamp(0, 1)
     attention = rope.attention_factor(h, "yarn", scaling)

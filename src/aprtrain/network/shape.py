@@ -9,13 +9,12 @@ from math import prod
 from typing import NamedTuple
 
 from aprfmt.arch import rope
-from aprfmt.arch.fields import as_float, as_int
+from aprfmt.arch.fields import as_float, as_int, as_mapping
 from aprfmt.arch.hparams import active_window
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.rope import DEFAULT_THETA, scaling_of
 from aprfmt.arch.row import Architecture
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
-from aprfmt.types import Json
 from aprtrain.network.experts import Experts, experts_of
 from aprtrain.network.layout import Layout, layout_of
 from aprtrain.network.recurrence import DeltaNet
@@ -404,7 +403,7 @@ def _layers(
     if dim % 2 or dim < 2 or (latent is None and dim != head_dim and _PARTIAL not in words):
         raise UnsupportedError(f"partial RoPE on heads of {head_dim} values is not supported for training")
     ropes = [rope_of(h, h.rope_theta or DEFAULT_THETA, scaling, dim)]
-    local = _mapping(_mapping(h.extra.get("rope_layers")).get("sliding_attention"))
+    local = as_mapping(as_mapping(h.extra.get("rope_layers")).get("sliding_attention"))
     if local and row.nested_rope:
         rest = {key: value for key, value in local.items() if key != "rope_theta"}
         theta, size = as_float(local.get("rope_theta"), "rope_theta"), h.head_dim if is_proportional else dim
@@ -417,7 +416,3 @@ def _layers(
         layer_ropes = [index if rotated[i] else -1 for i, index in enumerate(layer_ropes)]
     spans = {"sliding_attention": window, **dict.fromkeys(_RECURRENT, NO_ATTENTION)}
     return tuple(spans.get(str(kind), 0) for kind in kinds[:n_layers]), tuple(ropes), tuple(layer_ropes)
-
-
-def _mapping(value: object) -> Mapping[str, Json]:
-    return value if isinstance(value, Mapping) else {}

@@ -6,9 +6,9 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
 from aprfmt.io.pipe import run_jobs, source_chunks
 from aprfmt.model import Model
 from aprfmt.tokenizer.model import Tokenizer
-from aprtrain.kernels.blocks import Blocks, decode, is_kept, upload
+from aprtrain.kernels.blocks import decode, is_kept, upload
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.names import hf_names, parts_of
 from aprtrain.network.shape import Shape, shape_of
@@ -39,7 +39,7 @@ from aprtrain.network.shape import Shape, shape_of
 
 @dataclass(frozen=True)
 class NetworkSource:
-    """A network without its weights, and the source of those. Use it in `with`.
+    """A network without its weights, and the source of those.
 
     Attributes:
         path: the file or folder; for a derived student, that of its origin.
@@ -73,36 +73,25 @@ class NetworkSource:
             self.model.check_unchanged()
             self.model.check_intact()
 
-    def close(self) -> None:
-        """Closes the file."""
-        if self.model is not None:
-            self.model.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-def open_network(path: str | os.PathLike[str]) -> NetworkSource:
+@contextmanager
+def open_network(path: str | os.PathLike[str]) -> Iterator[NetworkSource]:
     """Opens an `.apr`, a GGUF, safetensors or a Hugging Face folder, and checks that its tensors form a network.
 
     Reads no weights. Raises what `aprfmt.open` and `shape_of` raise; RefusedError for a file without tensors, with
     missing tensors or tensors of another shape; UnsupportedError for a network that cannot be trained.
     """
-    model = aprfmt.open(path)
-    if model.convention == "apr":
-        model.record_reads()
-    try:
+    with aprfmt.open(path) as model:
+        if model.convention == "apr":
+            model.record_reads()
         if not model.tensors:
             raise RefusedError("the file contains no tensors", path=path, hint="pass the file with the weights")
-        return replace(network_of(canonical(model, decoding=AS_VALUES)), model=model)
-    except BaseException as error:
-        model.close()
-        if isinstance(error, UnsupportedError) and error.path is None:
-            error.path = str(path)
-        raise
+        try:
+            network = network_of(canonical(model, decoding=AS_VALUES))
+        except UnsupportedError as error:
+            error.path = error.path or str(path)
+            raise
+        yield replace(network, model=model)
 
 
 def network_of(c: Canonical) -> NetworkSource:
@@ -196,8 +185,8 @@ def fill(network: NetworkSource, name: str, target: Tensor) -> None:
     For bfloat16, blocks are dequantized on the target's device: seconds for a large model on CUDA.
     """
     tensor = network.tensors[name]
-    if target.dtype == torch.bfloat16 and keeps_blocks(tensor):
-        decode(upload_blocks(tensor, target.device), target)
+    if target.dtype == torch.bfloat16 and is_kept(tensor):
+        decode(upload(tensor, target.device), target)
         check_values(network, name, torch.split(target.view(-1), CHECKED))
         return
     flat, done, has_nonzero = target.view(-1), 0, False
@@ -208,17 +197,6 @@ def fill(network: NetworkSource, name: str, target: Tensor) -> None:
     if done != flat.numel():
         raise CorruptError(f"only {done} of {flat.numel()} values are stored", path=network.path, tensor=name)
     check_not_zero(network, name, target.ndim, has_nonzero)
-
-
-def keeps_blocks(tensor: CanonicalTensor) -> bool:
-    """Whether the kernels dequantize it as stored."""
-    return is_kept(tensor.dtype, tensor.shape, tensor.n_bytes)
-
-
-def upload_blocks(tensor: CanonicalTensor, device: torch.device) -> Blocks:
-    """Copies a matrix to the device as stored."""
-    rows, cols = tensor.shape
-    return upload(tensor.dtype, (rows, cols), tensor.chunks(), device, tensor.name)
 
 
 def check_values(network: NetworkSource, name: str, pieces: Iterable[Tensor]) -> None:
@@ -269,14 +247,11 @@ def fingerprint(network: NetworkSource) -> str:
 _EDGE_BYTES = 1 << 16
 
 
-def edge_fingerprint(source: NetworkSource | Model) -> str:
+def edge_fingerprint(model: Model) -> str:
     """SHA-256 over names, dtypes, shapes and both ends of every tensor of an opened file.
 
-    Sufficient to tell two models apart, with a few reads per tensor. Raises RefusedError for a derived network.
+    Sufficient to tell two models apart, with a few reads per tensor.
     """
-    model = source.model if isinstance(source, NetworkSource) else source
-    if model is None:
-        raise RefusedError("a network without a file has no stored tensors")
     digest = hashlib.sha256()
     for tensor in sorted(model.tensors.values(), key=lambda tensor: tensor.name):
         digest.update(f"{tensor.name} {tensor.dtype} {list(tensor.shape)}\n".encode())

@@ -11,6 +11,7 @@ Shape suffixes: N rows of a batch, T positions, S = N T, D = d_model, V rows of 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,22 +27,14 @@ from aprfmt.errors import MissingDependencyError, RefusedError
 from aprfmt.text import format_bytes
 from aprfmt.tokenizer.alignment import SharedVocabulary
 from aprtrain.features import TABLE, current, importable
-from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
+from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, is_kept, pick_rows, some_rows, upload
 from aprtrain.kernels.fp8 import Fp8Weight, fits, quantize_weight
 from aprtrain.network.attention import Documents
 from aprtrain.network.decoder import BlockOutput, Decoder, soft_cap
 from aprtrain.network.layout import FLOAT32
 from aprtrain.network.names import head_name, hf_parts
 from aprtrain.network.shape import Shape
-from aprtrain.network.weights import (
-    CHECKED,
-    NetworkSource,
-    check_values,
-    fill,
-    keeps_blocks,
-    load_decoder,
-    upload_blocks,
-)
+from aprtrain.network.weights import CHECKED, NetworkSource, check_values, fill, load_decoder
 
 RESIDENCIES = ("bf16", "q4k", "fp8")
 
@@ -53,8 +46,7 @@ def _decode_rows(blocks: Blocks) -> Iterator[Tensor]:
     rows, cols = blocks.shape
     step = max(1, CHECKED // cols)
     for first in range(0, rows, step):
-        piece = some_rows(blocks, first, min(step, rows - first))
-        yield decode(piece, torch.empty(piece.shape, dtype=torch.bfloat16, device=blocks.stored_B.device))
+        yield decode(some_rows(blocks, first, min(step, rows - first)))
 
 
 class BlocksDecoder(Decoder):
@@ -78,7 +70,7 @@ class BlocksDecoder(Decoder):
         others: Counter[str] = Counter()
         for parameter, tensors in network.by_parameter():
             if _stays(parameter, tensors):
-                self.stored[parameter] = tuple(upload_blocks(tensor, device) for tensor in tensors)
+                self.stored[parameter] = tuple(upload(tensor, device) for tensor in tensors)
                 for tensor, blocks in zip(tensors, self.stored[parameter], strict=True):
                     check_values(network, tensor.name, _decode_rows(blocks))
                 continue
@@ -127,8 +119,7 @@ class BlocksDecoder(Decoder):
         parts = self.stored.get(head_name(self.shape))
         if parts is None:
             return super().head_rows(n)
-        blocks = some_rows(parts[0], 0, n)
-        return decode(blocks, torch.empty(blocks.shape, dtype=torch.bfloat16, device=blocks.stored_B.device))
+        return decode(some_rows(parts[0], 0, n))
 
     def look_up(self, tokens_NT: Tensor, name: str = "embed") -> Tensor:
         """Rows of an embedding [N, T, its width], dequantized one by one if it is in blocks."""
@@ -142,8 +133,7 @@ class BlocksDecoder(Decoder):
         parts = self.stored.get(parameter)
         if parts is None:
             return super().whole(parameter)
-        rows = [torch.empty(p.shape, dtype=torch.bfloat16, device=p.stored_B.device) for p in parts]
-        return torch.cat([decode(part, out) for part, out in zip(parts, rows, strict=True)])
+        return torch.cat([decode(part) for part in parts])
 
     def run_block(self, block: nn.Module, *inputs: object) -> BlockOutput:
         """The block's output, its blocks decoded first."""
@@ -164,7 +154,7 @@ class BlocksDecoder(Decoder):
 def _stays(parameter: str, tensors: Sequence[CanonicalTensor]) -> bool:
     """Whether a parameter stays in blocks: of those outside of layers, the embeddings and the head."""
     in_use = parameter.startswith("blocks.") or parameter in ("embed", "ple_embed", "head")
-    return in_use and all(map(keeps_blocks, tensors))
+    return in_use and all(map(is_kept, tensors))
 
 
 # --- products in e4m3 ---
@@ -258,10 +248,7 @@ def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Fp8Gate:
     if (gate := gate_of(parts, rows)).passed:
         return gate
     parts.sort(key={part: gate_of([part], few).kl / size[part] for part in parts}.__getitem__)
-    passing, failing = 0, len(parts)
-    while failing - passing > 1:
-        middle = (passing + failing) // 2
-        passing, failing = (middle, failing) if gate_of(parts[:middle], rows).passed else (passing, middle)
+    passing = bisect_left(range(1, len(parts)), True, key=lambda n: not gate_of(parts[:n], rows).passed)
     if not passing:
         raise RefusedError(
             f"the e4m3 teacher differs too much: KL {gate.kl:.4f} nats (limit {MOST_KL}), same top-1 token at "
@@ -401,16 +388,14 @@ def _parts(value: object) -> tuple[Tensor, ...]:
 
 def residency_of(network: NetworkSource) -> str:
     """The residency that "auto" selects: "q4k" if most of the file's weights are blocks that can stay."""
-    kept = sum(
-        prod(t.shape) for _, tensors in network.by_parameter() if all(map(keeps_blocks, tensors)) for t in tensors
-    )
+    kept = sum(prod(t.shape) for _, tensors in network.by_parameter() if all(map(is_kept, tensors)) for t in tensors)
     return "q4k" if 2 * kept > network.shape.n_params else "bf16"
 
 
 def note_decoded(network: NetworkSource, *, asked: bool = False) -> None:
     """Notes the quantized matrices of a teacher that become bf16: no kernel supports their types, or it was `asked`."""
     tensors = [tensor for _, tensors in network.by_parameter() for tensor in tensors]
-    packed = [t for t in tensors if DTYPES[t.dtype].block > 1 and (asked or not keeps_blocks(t))]
+    packed = [t for t in tensors if DTYPES[t.dtype].block > 1 and (asked or not is_kept(t))]
     if packed:
         types = ", ".join(dict.fromkeys(tensor.dtype for tensor in packed))
         stored, decoded = sum(t.n_bytes for t in packed), sum(2 * prod(t.shape) for t in packed)

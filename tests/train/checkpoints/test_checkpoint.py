@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,11 @@ from aprtrain.optim.states import load_states, states
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> NetworkSource:
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkSource]:
     path = tmp_path_factory.mktemp("demo") / "demo.gguf"
     demo_model.build(path)
-    return open_network(path)
+    with open_network(path) as network:
+        yield network
 
 
 @pytest.fixture

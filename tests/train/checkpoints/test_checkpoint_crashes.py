@@ -27,11 +27,11 @@ ALL = os.environ.get("APR_CRASHES") == "all"
 def snapshots(tmp_path_factory: pytest.TempPathFactory) -> tuple[Saver, list[Snapshot]]:
     path = tmp_path_factory.mktemp("demo") / "demo.gguf"
     demo_model.build(path)
-    network = open_network(path)
-    weights = train_runs.snapshot(load_decoder(network).hf_tensors(), "bf16")
     folder = path.parent / "run"
     folder.mkdir()
-    saver = Saver(folder, identity_of(network), 1, pytest.fail)
+    with open_network(path) as network:
+        weights = train_runs.snapshot(load_decoder(network).hf_tensors(), "bf16")
+        saver = Saver(folder, identity_of(network), 1, pytest.fail)
     facts = [{"step": step} for step in (1, 2, 3)]
     return saver, [
         Snapshot(i, weights, fact, {"master": torch.full((99,), float(i))}, fact, is_best=i == 1)

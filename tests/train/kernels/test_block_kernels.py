@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import gguf
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from train_blocks import BYTES, edge_blocks, random_blocks
 
+from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import CorruptError, UsageError
 from aprtrain.kernels import blocks as kernel
@@ -19,6 +22,28 @@ from aprtrain.kernels import fp8
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, is_kept, pick_rows, some_rows, upload
 
 CPU = torch.device("cpu")
+
+
+@dataclass
+class Stored:
+    """What a tensor of a file has."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    n_bytes: int
+    parts: Sequence[bytes | memoryview] = ()
+    name: str = "w"
+
+    def chunks(self) -> Sequence[bytes | memoryview]:
+        return self.parts
+
+
+def stored(
+    dtype: str, shape: tuple[int, ...], n_bytes: int, parts: Sequence[bytes | memoryview] = ()
+) -> CanonicalTensor:
+    return cast(CanonicalTensor, Stored(dtype, shape, n_bytes, parts))
+
+
 DEVICES = [CPU, pytest.param(torch.device("cuda"), marks=pytest.mark.cuda)]
 
 
@@ -29,9 +54,9 @@ def _expected(dtype: str, stored: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(np.array(values, dtype=np.float32).reshape(-1)).to(torch.bfloat16)
 
 
-def _blocks(dtype: str, stored: np.ndarray[Any, Any], device: torch.device = CPU, rows: int = 1) -> Blocks:
-    shape = rows, stored.size // BYTES[dtype] * DTYPES[dtype].block // rows
-    return upload(dtype, shape, [stored.tobytes()], device, "w")
+def _blocks(dtype: str, data: np.ndarray[Any, Any], device: torch.device = CPU, rows: int = 1) -> Blocks:
+    shape = rows, data.size // BYTES[dtype] * DTYPES[dtype].block // rows
+    return upload(stored(dtype, shape, data.size, [data.tobytes()]), device)
 
 
 def _decoded(blocks: Blocks) -> torch.Tensor:
@@ -78,16 +103,15 @@ def test_rows_are_picked_and_cut(dtype: str, device: torch.device) -> None:
 
 
 def test_uploads_come_in_chunks_of_any_size() -> None:
-    stored = random_blocks("Q6_K", 6, 3)
-    data, cuts = stored.tobytes(), [0, 0, 1, 700, 701, stored.size]
+    data = random_blocks("Q6_K", 6, 3).tobytes()
+    cuts = [0, 0, 1, 700, 701, len(data)]
     chunks = [memoryview(data)[a:b] for a, b in pairwise(cuts)]
-    got = upload("Q6_K", (2, 768), chunks, CPU, "w")
-    assert got.n_bytes == stored.size
+    got = upload(stored("Q6_K", (2, 768), len(data), chunks), CPU)
+    assert got.n_bytes == len(data)
     assert got.stored_B.numpy().tobytes() == data
-    for wrong in (chunks[:-1], [*chunks, memoryview(b"x")]):
-        with pytest.raises(CorruptError, match="bytes") as error:
-            upload("Q6_K", (2, 768), wrong, CPU, "w")
-        assert error.value.tensor == "w"
+    with pytest.raises(CorruptError, match="bytes are stored, but") as error:
+        upload(stored("Q6_K", (2, 768), len(data), chunks[:-1]), CPU)
+    assert error.value.tensor == "w"
 
 
 def test_targets_of_another_kind_are_refused() -> None:
@@ -115,12 +139,12 @@ def test_targets_of_another_kind_are_refused() -> None:
 def test_what_stays_blocks(dtype: str, shape: tuple[int, ...], kept: bool) -> None:
     n = int(np.prod(shape))
     row = DTYPES[dtype]
-    assert is_kept(dtype, shape, n // row.block * row.block_bytes) is kept
+    assert is_kept(stored(dtype, shape, n // row.block * row.block_bytes)) is kept
 
 
 def test_rows_filled_up_to_blocks_do_not_stay() -> None:
-    assert is_kept("Q8_0", (4, 32), 4 * 34)
-    assert not is_kept("Q8_0", (4, 32), 8 * 34)
+    assert is_kept(stored("Q8_0", (4, 32), 4 * 34))
+    assert not is_kept(stored("Q8_0", (4, 32), 8 * 34))
 
 
 def test_e4m3_keeps_each_row_within_its_own_scale() -> None:

@@ -380,8 +380,11 @@ def test_what_cannot_be_computed_is_refused_by_name(case_id: str, config: dict[s
 
 def test_a_file_that_cannot_be_computed_is_named(tmp_path: Path) -> None:
     tiny_models.build(replace(find_case("olmo"), tokenizer=tiny_models.BYTES), tmp_path / "m", None)
-    with pytest.raises(UnsupportedError, match="'olmo' is not supported for training") as caught:
-        open_network(tmp_path / "m")
+    with (
+        pytest.raises(UnsupportedError, match="'olmo' is not supported for training") as caught,
+        open_network(tmp_path / "m"),
+    ):
+        pass
     assert caught.value.path == str(tmp_path / "m")
 
 

@@ -113,8 +113,8 @@ def test_a_tensor_that_no_decoder_has_is_refused(tiny: Maker, tmp_path: Path) ->
     shutil.copytree(tiny("llama").folder, folder)
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {"model.layers.1.mlp.up_proj.bias": torch.ones(96)}, folder / "model.safetensors")
-    with pytest.raises(UnsupportedError, match="an unsupported tensor") as error:
-        open_network(folder)
+    with pytest.raises(UnsupportedError, match="an unsupported tensor") as error, open_network(folder):
+        pass
     assert error.value.tensor == "model.layers.1.mlp.up_proj.bias"
 
 

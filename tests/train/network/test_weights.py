@@ -180,18 +180,24 @@ def test_files_that_hold_no_network_are_refused(tiny: Maker, tmp_path: Path, lla
     ]
     for data, kind in cases:
         (tmp_path / "bad.gguf").write_bytes(data)
-        with pytest.raises(kind):
-            open_network(tmp_path / "bad.gguf")
-    with pytest.raises(RefusedError, match="contains no tensors"):
-        open_network(llama_cpp_models / "ggml-vocab-qwen2.gguf")
-    with pytest.raises(AprError, match="no such file"):
-        open_network(tmp_path / "absent.gguf")
+        with pytest.raises(kind), open_network(tmp_path / "bad.gguf"):
+            pass
+    with (
+        pytest.raises(RefusedError, match="contains no tensors"),
+        open_network(llama_cpp_models / "ggml-vocab-qwen2.gguf"),
+    ):
+        pass
+    with pytest.raises(AprError, match="no such file"), open_network(tmp_path / "absent.gguf"):
+        pass
 
 
 def test_weights_without_a_config_are_refused(tiny: Maker, tmp_path: Path) -> None:
     shutil.copy(tiny("llama").folder / "model.safetensors", tmp_path)
-    with pytest.raises((RefusedError, UnsupportedError, UnmappedError)) as caught:
-        open_network(tmp_path / "model.safetensors")
+    with (
+        pytest.raises((RefusedError, UnsupportedError, UnmappedError)) as caught,
+        open_network(tmp_path / "model.safetensors"),
+    ):
+        pass
     assert caught.value.exit_code in (4, 5)
 
 
@@ -203,8 +209,8 @@ def test_frequencies_that_nothing_explains_are_refused(tiny: Maker, tmp_path: Pa
         odd = np.linspace(1, 3, factors.shape[0], dtype=np.float32).tobytes()
         data[factors.offset : factors.offset + factors.n_bytes] = odd
     (tmp_path / "odd.gguf").write_bytes(data)
-    with pytest.raises(UnsupportedError, match="rope frequencies"):
-        open_network(tmp_path / "odd.gguf")
+    with pytest.raises(UnsupportedError, match="rope frequencies"), open_network(tmp_path / "odd.gguf"):
+        pass
 
 
 def test_every_tensor_of_the_shape_is_loaded(tiny: Maker) -> None:
