@@ -9,6 +9,7 @@ import gc
 import os
 import random
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,6 +53,7 @@ LONGEST = (
     *("test_tokenizer_ranks", "test_vocabulary", "test_conformance", "test_experts", "test_mlx_adapters"),
     *("test_terminal", "test_run", "test_towers", "test_drafts", "test_sharding", "test_any_gguf", "test_adapters"),
     *("test_checkpoint_faults", "test_fuzz", "test_modules", "test_kills", "test_readme", "test_evaluation_llama"),
+    "test_interpreted",
 )
 """Files of a minute and more on a busy machine."""
 
@@ -215,6 +217,12 @@ def llama_cpp_source() -> Path:
 def mergekit() -> None:
     """mergekit can be run: tests/support/mergekit_peer.py."""
     _need(mergekit_peer.PACKAGES, "mergekit")
+
+
+@pytest.fixture(scope="session")
+def triton() -> Path:
+    """The folder with Triton, for a process that interprets kernels."""
+    return _need(CACHE / f"triton-{sys.implementation.cache_tag}", "Triton")
 
 
 @pytest.fixture(scope="session")

