@@ -5,7 +5,6 @@ Shape suffixes: N rows of a batch, T positions, S = N T, H query heads, K key-va
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -68,16 +67,8 @@ def places(tokens_NT: Tensor, documents: Documents | None) -> tuple[Tensor, Tens
     return position_S.view(n, t), length_S.view(n, t), number_S.view(n, t)
 
 
-def _varlen_options() -> frozenset[str]:
-    if torch.version.cuda is None:
-        return frozenset()  # the import would load torch's compiler, which takes a second
-    from torch.nn.attention.varlen import varlen_attn
-
-    return frozenset(inspect.signature(varlen_attn).parameters)
-
-
-VARLEN_OPTIONS = _varlen_options()
-"""Option names of torch's kernel for packed documents, which changed in torch 2.11; empty without CUDA."""
+_NAMES_GROUPS = torch.__version__ >= "2.12"
+"""Whether torch's kernel for packed documents must be told that query heads share key-value heads."""
 
 
 class KeyValueCache:
@@ -303,7 +294,7 @@ def attend(
 def _varlen(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float, sinks: Tensor | None) -> Tensor:
     from torch.nn.attention.varlen import AuxRequest, varlen_attn  # it loads torch's compiler
 
-    options: dict[str, Any] = {"enable_gqa": q.shape[2] != k.shape[2]} if "enable_gqa" in VARLEN_OPTIONS else {}
+    options: dict[str, Any] = {"enable_gqa": q.shape[2] != k.shape[2]} if _NAMES_GROUPS else {}
     flat_q, flat_k, flat_v = (x.reshape(-1, x.shape[2], x.shape[3]) for x in (q, k, v))
     assert plan.cu_seqlens is not None
     ends = plan.cu_seqlens
