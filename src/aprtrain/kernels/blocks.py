@@ -86,8 +86,6 @@ def decode(blocks: Blocks, out_RC: torch.Tensor | None = None) -> torch.Tensor:
             f"{rows} x {cols} values of {blocks.dtype} need a contiguous bf16 target, "
             f"not {list(out_RC.shape)} of {out_RC.dtype}"
         )
-    if out_RC.device != blocks.stored_B.device:
-        raise UsageError(f"blocks on {blocks.stored_B.device} cannot be decoded to {out_RC.device}")
     if out_RC.is_cuda:
         from aprtrain.kernels.blocks_triton import launch
 

@@ -153,11 +153,9 @@ DIVERGENCES: dict[str, Divergence] = {
 
 
 def divergence_of(kind: str) -> Divergence:
-    """A divergence by its name, see `plugins.LOSSES`. Raises UsageError."""
-    if (fault := LOSSES.unknown(kind)) is not None:
-        raise UsageError(fault)
-    added: Divergence | None = None if kind in DIVERGENCES else LOSSES.installed()[kind].load()
-    return added or DIVERGENCES[kind]
+    """A divergence by its name, one of `plugins.LOSSES`."""
+    found: Divergence = DIVERGENCES.get(kind) or LOSSES.installed()[kind].load()
+    return found
 
 
 def dense(objective: Objective, s_NV: Tensor, t_NR: Tensor | None, labels_N: Tensor) -> tuple[RowLosses, Tensor]:

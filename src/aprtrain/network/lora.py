@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from aprfmt.errors import UsageError
 from aprtrain.lora_spec import TARGETS, LoraSpec
 from aprtrain.network.decoder import Block, Decoder
-from aprtrain.network.names import hf_names, hf_parts, parts_of
+from aprtrain.network.names import hf_parts, parts_of
 from aprtrain.network.shape import Shape
 
 
@@ -79,12 +79,9 @@ def merged(decoder: Decoder, masters: Mapping[str, Tensor]) -> Iterator[tuple[st
     spec = decoder.lora
     assert spec is not None
     changes = {hf: (a, b) for hf, a, b in pairs(decoder.shape, spec, masters)}
-    whole, of = torch.empty(0), ""
-    for hf, (parameter, _, _) in hf_names(decoder.shape).items():
-        if parameter != of:
-            whole, of = decoder.whole(parameter), parameter
-        part = dict(hf_parts(decoder.shape, parameter, whole))[hf]
-        if hf in changes:
-            a, b = (each.to(part.device) for each in changes[hf])
-            part = part.float() + spec.scale * (b.float() @ a.float())
-        yield hf, part
+    for parameter in parts_of(decoder.shape):
+        for hf, part in hf_parts(decoder.shape, parameter, decoder.whole(parameter)):
+            if hf in changes:
+                a, b = (each.to(part.device) for each in changes[hf])
+                part = part.float() + spec.scale * (b.float() @ a.float())
+            yield hf, part

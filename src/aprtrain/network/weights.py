@@ -100,12 +100,6 @@ def network_of(c: Canonical) -> NetworkSource:
     shape = shape_of(c.hparams, c.arch, tensors)
     assert c.arch is not None
     check_before_writing(c, allow_unmapped=False)
-    missing = [name for name in hf_names(shape) if name not in tensors]
-    if missing:
-        raise RefusedError(
-            f"{len(missing)} tensors of the network are missing", path=path, tensor=missing[0],
-            hint="a sharded model needs all its shards",
-        )  # fmt: skip
     for name in tensors.keys() - hf_names(shape).keys():
         if (found := matches(c.arch, name, "hf")) and not _is_unused(shape, found):
             raise UnsupportedError("the network has an unsupported tensor", path=path, tensor=name)
@@ -138,21 +132,16 @@ DAMAGED = "the file is damaged: copy or download it again; apr tensors FILE --st
 CHECKED = 1 << 24
 """Values checked at a time on a device."""
 
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 
 
 def values(tensor: CanonicalTensor, dtype: torch.dtype, path: Path | None = None) -> Iterator[Tensor]:
     """The flat values of a tensor in order, as CPU tensors of `dtype` of at most about 2^20 values.
 
-    `path` is for errors. Raises UnsupportedError for a dtype that cannot be weights, CorruptError for NaN or infinite
-    values.
+    `path` is for errors. Raises CorruptError for NaN or infinite values.
     """
-    name = _NAMES.get(dtype)
-    if name is None:
-        raise UnsupportedError(f"weights cannot be loaded as {dtype}", tensor=tensor.name)
     made = tensor.produced
-    for piece in run_jobs(recode_jobs(made.dtype, name, made.shape, made.items)):
+    for piece in run_jobs(recode_jobs(made.dtype, _NAMES[dtype], made.shape, made.items)):
         # torch requires a buffer that it could write to.
         part = torch.frombuffer(bytearray(piece), dtype=dtype) if len(piece) else torch.empty(0, dtype=dtype)
         _check_finite(part, tensor.name, path)
