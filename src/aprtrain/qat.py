@@ -36,7 +36,7 @@ from aprfmt.codecs import affine, ggml
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert.presets import QuantizationPreset, QuantizeOverrides, choose, find_preset, uniform_preset, unknown
 from aprfmt.convert.quantization import Recoding, context_of, targets_in_hf_order
-from aprfmt.errors import RefusedError, UnsupportedError
+from aprfmt.errors import RefusedError, UnsupportedError, UsageError
 from aprfmt.text import plural
 from aprfmt.types import Array
 from aprtrain.kernels import encode as kernels
@@ -70,8 +70,8 @@ def qat_preset(name: str) -> tuple[QuantizationPreset, QuantizeOverrides]:
 def types_of(network: NetworkSource, name: str) -> dict[str, str]:
     """The GGML type of each tensor that the preset `name` quantizes, by Hugging Face name.
 
-    Raises UsageError for an unknown preset, RefusedError for rows that blocks do not divide, UnsupportedError for types
-    without training support and tensors whose rows are not those of the GGUF.
+    Raises UsageError for a preset that is unknown or has types without training support, RefusedError for rows that
+    blocks do not divide, UnsupportedError for tensors whose rows are not those of the GGUF.
     """
     preset, overrides = qat_preset(name)
     names = hf_names(network.shape)
@@ -87,7 +87,7 @@ def types_of(network: NetworkSource, name: str) -> dict[str, str]:
                 path=network.path, tensor=tensor, hint="apr quantize would store the tensor as F16",
             )  # fmt: skip
         if dtype not in (*kernels.ENCODED, *SEARCHED):
-            raise UnsupportedError(f"--qat cannot train into {dtype}", tensor=tensor, hint=f"use {_PRESETS}")
+            raise UsageError(f"--qat cannot train into {dtype}", tensor=tensor, hint=f"use {_PRESETS}")
     if not chosen:
         raise RefusedError(f"--qat {name}: no tensor of the model is quantized", path=network.path)
     targets = {tensor: Recoding(dtype) for tensor, dtype in chosen.items()}

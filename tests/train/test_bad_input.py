@@ -67,7 +67,7 @@ ROWS = {
     "all layers of the teacher": Row({"--student-init": "layers:2"} | CONSENT, 5, "same weights", "--student"),
     "the teacher itself": Row({"--student-init": "self"}, 2, "needs --qat", "--qat q4_0"),
     "an unknown preset": Row({"--qat": "q4_7"}, 2, "unknown", "q4_"),
-    "a type without training": Row({"--qat": "iq4_xs"}, 4, "cannot train into", "q4_k_m"),
+    "a type without training": Row({"--qat": "iq4_xs"}, 2, "cannot train into", "q4_k_m"),
     "a re-quantized copy": Row(other("f16.apr"), 5, "same dimensions", "--allow-same-arch"),
     "a re-quantized copy with consent": Row(other("f16.apr") | CONSENT, 5, "equal the teacher's", "--student"),
     "a random teacher": Row({"": "random.gguf"}, 5, "predicts the held-out data badly", "--allow-weaker-teacher"),
