@@ -124,7 +124,7 @@ APRTRAIN = (
         "tl.load(place_ptr) + 1", "tl.load(place_ptr)"),
     Mutation("a window is none in FlashAttention-4", "aprtrain/kernels/flash4.py:_options",
         "test_flash4_cuda.py::test_values_and_gradients_are_those_of_the_definition",
-        "not window, **bounds", "True", cuda=True),
+        "not window,", "True,", cuda=True),
     Mutation("a pass is chosen without looking at the memory", "aprtrain/budget.py:choose_pass",
         "test_budget.py::test_a_pass_takes_what_the_device_has_memory_for",
         "<= _FILLED *", "<= 100 *"),
@@ -444,6 +444,12 @@ APRTRAIN = (
         "            heads = zip(x.unbind(2), weight.view(x.shape[2], -1), strict=True)\n"
         "            return torch.stack([_norm(h, w, None, s.norm_eps, s) for h, w in heads], 2)\n"
         "        if False:"),
+    Mutation("capped scores are kept for the backward pass", "aprtrain/network/attention.py:_in_blocks",
+        "test_decoder.py::test_softcapped_scores_are_never_all_there",
+        "if torch.is_grad_enabled():", "if False:"),
+    Mutation("a window begins one key too late", "aprtrain/network/attention.py:_in_blocks",
+        "test_decoder.py::test_scores_of_some_queries_at_a_time_give_the_same",
+        "start - plan.window + 1", "start - plan.window + 2"),
     Mutation("sinks take nothing", "aprtrain/network/attention.py:_eager",
         "test_decoder.py::test_logits_equal_those_of_transformers[gpt_oss]",
         "scores = torch.cat((scores, column.expand(*scores.shape[:-1], 1)), -1)", "pass"),

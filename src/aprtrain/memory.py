@@ -29,6 +29,7 @@ from aprtrain.features import importable
 from aprtrain.lora_spec import parse_lora
 from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes, plain_bytes, span_bytes
 from aprtrain.models import GATE_TOKENS, TrainingPair, is_lora_in_blocks, match_layers
+from aprtrain.network.attention import SCORED
 from aprtrain.network.lora import lora_params
 from aprtrain.network.shape import Shape
 from aprtrain.network.weights import NetworkSource
@@ -95,10 +96,9 @@ def memory_plan(
         head = plain_bytes(vocabulary, chunk, config.loss if teacher is not None else "", copied, has_files)
     if config.lora is not None and is_lora_in_blocks(config, pair.student):
         config = replace(config, recompute="block")  # blocks are decoded again in the backward pass
-    layers = 1 if config.recompute == "block" else student.n_layers
     kept = [
         MemoryRow("student: activations", tokens * _activation_elements(config, student, compiled, fused) * width),
-        MemoryRow("student: attention scores", _score_bytes(config, student, tokens) * layers),
+        MemoryRow("student: attention scores", _score_bytes(config, student, tokens)),
     ]
     held = _weights(config, pair, width, processes)
     held.append(MemoryRow("student: scales of blocks", grid_bytes(pair.student, pair.qat_types)))
@@ -206,8 +206,8 @@ def _activation_elements(config: Config, s: Shape, compiled: bool, fused: bool) 
 
 
 def _score_bytes(config: Config, s: Shape, tokens: int) -> int:
-    """Scores of a layer are materialized for a softcap: capped and as weights in bf16, in float32 in between."""
-    return 8 * tokens * s.n_heads * config.seq_len if s.attn_softcap else 0
+    """Scores of some queries, for a softcap: capped and as weights in bf16, in float32 in between, with gradients."""
+    return 16 * tokens * s.n_heads * min(config.seq_len, SCORED) if s.attn_softcap else 0
 
 
 def _pass_bytes(config: Config, s: Shape, tokens: int, width: int) -> int:

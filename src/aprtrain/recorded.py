@@ -20,7 +20,7 @@ from aprfmt.texts.sources import HEADER, split_weights
 from aprfmt.types import JsonObject, construct
 from aprtrain.config import Config, is_value
 
-_PATHS = ("teacher", "teacher_logprobs", "student", "init", "like", "shape", "eval_data")
+_PATHS = ("teacher", "teacher_logprobs", "student", "init", "like", "shape", "eval_data", "prompts")
 """Fields of one path."""
 _Result = TypeVar("_Result")
 
@@ -95,7 +95,7 @@ def _check_models(config: Config, folder: Path) -> None:
             began = f" (the run was started in {started_in})" if started_in else ""
             line = shlex.join(["apr", "resume", str(folder)])
             hint = f"move it back, or type {line} in the folder that has {path}"
-            raise NotFoundError(f"a model of the run is not there{began}", path=path, hint=hint)
+            raise NotFoundError(f"an input of the run is not there{began}", path=path, hint=hint)
 
 
 def _is_there(path: str) -> bool:

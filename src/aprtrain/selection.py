@@ -37,16 +37,13 @@ def expect_kernels(config: Config, pair: TrainingPair, device: torch.device) -> 
     """Notes the expected kernels from the installed packages; touches no device."""
     record, s = current(), pair.student.shape
     on_gpu = device.type == "cuda"
-    if s.attn_softcap:
-        record.miss("flash", "softcapped scores are materialized: memory grows with the square of --seq-len")
-        record.use("attention", "eager")
-    elif on_gpu and config.deterministic:
+    if on_gpu and config.deterministic:
         record.miss("flash4", "it is not deterministic (--deterministic)", "leave out --deterministic")
         record.use("attention", "torch")
     elif on_gpu and record.check("flash4", importable("flash4")):
         record.use("attention", f"{label_of('flash4')} {_UNTRIED}")
     else:
-        record.use("attention", "cuDNN or torch" if on_gpu else "torch")
+        record.use("attention", "torch" if s.attn_softcap or not on_gpu else "cuDNN or torch")
     if s.gated:
         fuses = can_fuse(config, s, device) and record.check("quack", importable("quack"))
         record.use("gated", f"{label_of('quack')} {_UNTRIED}" if fuses else "torch")

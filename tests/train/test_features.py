@@ -22,7 +22,6 @@ from aprtrain.config import Config
 from aprtrain.features import TABLE, KernelRecord, Verdict, importable, recording
 from aprtrain.kernels import gated
 from aprtrain.loss.head import note_kernel
-from aprtrain.network.attention import choose
 from aprtrain.network.decoder import Decoder
 from aprtrain.optim.rules import note_adamw
 from aprtrain.selection import expect_kernels
@@ -151,15 +150,6 @@ def test_a_disabled_compiler_is_said(distil: Distil) -> None:
         distil(stream=stream, compile="on")
     assert "torch.compile is not used: disabled by the environment" in stream.getvalue()
     assert "compile off (see below)" in stream.getvalue()
-
-
-def test_softcapped_attention_is_said() -> None:
-    with recording() as record:
-        tokens_NT = torch.zeros(1, 8, dtype=torch.int64)
-        kind = choose(tokens_NT, None, None, window=0, written=True, heads=(2, 2, 8), dtype=torch.float32).kind
-    assert kind == "eager"
-    (miss,) = record.missed
-    assert miss.reason.startswith("softcapped scores are materialized")
 
 
 def test_a_loss_that_no_kernel_knows_is_computed_by_torch() -> None:

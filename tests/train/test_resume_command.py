@@ -100,7 +100,7 @@ def test_what_moved_since_the_run_is_named_with_what_to_type(
     path.write_text(json.dumps(record))
     assert apr(["resume", str(folder)]) == 3
     said = capsys.readouterr().err
-    assert f"gone.gguf: a model of the run is not there (the run was started in {record['cwd']})" in said
+    assert f"gone.gguf: an input of the run is not there (the run was started in {record['cwd']})" in said
     assert f"apr resume {folder} in the folder that has gone.gguf" in said
 
 
@@ -147,12 +147,14 @@ def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
 
 def test_paths_that_were_relative_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = tmp_path / "start"
-    for name in ("m", "a.jsonl", "config.json"):
+    for name in ("m", "a.jsonl", "config.json", "p.jsonl"):
         (start / name).mkdir(parents=True)
     given = {"student": "m", "teacher": "org/repo", "student_init": "config.json", "data": ["a.jsonl:2", "b:1"]}
+    given |= {"prompts": "p.jsonl"}
     folder = _damaged(tmp_path / "run", resolved=given, cwd=str(start), command="distill")
     config = recorded_config(folder)[1]
     assert (config.student, config.student_init) == (f"{start}/m", f"{start}/config.json")
+    assert config.prompts == f"{start}/p.jsonl"
     assert config.teacher == "org/repo", "an address of the hub is none of a file"
     assert config.data == (f"{start}/a.jsonl:2", "b:1")
     monkeypatch.chdir(start)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from aprfmt.errors import UsageError
 from aprtrain.features import Verdict, current, importable
@@ -101,12 +102,14 @@ class AttentionPlan(NamedTuple):
 
     Attributes:
         kind: "causal" (SDPA of whole rows), "cudnn" (the same by cuDNN), "varlen" (flash kernel over `cu_seqlens`),
-            "flash4" (by FlashAttention-4, either way), "mask" (SDPA under a mask), "eager" (scores written out, for a
-            softcap or sinks) or "none" (of layers without attention).
-        mask: attention mask, bool [N or 1, 1, T, T], for "mask" and "eager".
+            "flash4" (by FlashAttention-4, either way), "mask" (SDPA under a mask), "eager" (scores of
+            SCORED queries at a time, for a softcap or sinks) or "none" (of layers without attention).
+        mask: attention mask, bool [N or 1, 1, T, T], for "mask".
         cu_seqlens, max_len: see Documents, for "varlen" and "flash4"; None for whole rows.
-        window: window size, likewise; 0 for none.
-        cache: of the layer, while text is generated; the mask is then [N, 1, T, positions of the cache].
+        window: window size, likewise and for "eager"; 0 for none.
+        number_NT: the document of each token, for "eager"; None for one document per row.
+        cache: of the layer, while text is generated; "mask" and "eager" then have a mask [N, 1, T, positions of the
+            cache].
         places_T: positions of the T tokens in the cache, int64.
         positions_NT: position of each token in its document, for layers without attention.
         first_N: first position of the cache that each row's new token sees, for "decode" (one token per row, our own
@@ -118,6 +121,7 @@ class AttentionPlan(NamedTuple):
     cu_seqlens: Tensor | None = None
     max_len: int = 0
     window: int = 0
+    number_NT: Tensor | None = None
     cache: KeyValueCache | None = None
     places_T: Tensor | None = None
     positions_NT: Tensor | None = None
@@ -130,27 +134,24 @@ def choose(
     number_NT: Tensor | None,
     *,
     window: int,
-    written: bool = False,
+    softcap: float = 0.0,
     sinks: bool = False,
     heads: tuple[int, int, int],
     dtype: torch.dtype,
 ) -> AttentionPlan:
     """The fastest exact kernel for these documents and this window (0: none).
 
-    `written` says that scores must be materialized, for a softcap; `sinks` that there are sinks; `heads` are the number
-    of query heads, key-value heads and the size of each.
+    `softcap` is that of the scores (0: none); `sinks` says whether there are sinks; `heads` are the number of query
+    heads, key-value heads and the size of each.
     """
     n, t = tokens_NT.shape
     window = 0 if window >= t else window
-    if written:
-        current().miss("flash", "softcapped scores are materialized: memory grows with the square of --seq-len")
-        return AttentionPlan("eager", _mask(tokens_NT, number_NT, window))
     fits = tokens_NT.is_cuda and dtype in (torch.bfloat16, torch.float16) and heads[2] <= _FLASH_HEAD
     learns = torch.is_grad_enabled()
     if tokens_NT.is_cuda and not fits:
         wide = f"heads of {heads[2]} values are wider than {_FLASH_HEAD}" if heads[2] > _FLASH_HEAD else f"{dtype}"
         current().miss("flash", wide)
-    if documents is None and not window and not sinks:
+    if documents is None and not window and not sinks and not softcap:
         # Without a gradient cuDNN is as fast, and needs no compilation.
         if fits and learns and _takes("flash4", heads, dtype, "causal", windowed=False, learns=True):
             return AttentionPlan("flash4")
@@ -159,12 +160,19 @@ def choose(
         if documents is None:
             rows = torch.arange(0, (n + 1) * t, t, device=tokens_NT.device, dtype=torch.int32)
             documents = Documents(rows, t)
-        fits4 = not sinks and _takes("flash4", heads, dtype, "varlen", windowed=bool(window), learns=learns)
-        return AttentionPlan("flash4" if fits4 else "varlen", None, documents.cu_seqlens, documents.max_len, window)
-    return AttentionPlan("eager" if sinks else "mask", _mask(tokens_NT, number_NT, window))
+        known = "eager" if softcap else "varlen"
+        fits4 = not sinks and _takes(
+            "flash4", heads, dtype, known, windowed=bool(window), learns=learns, softcap=softcap
+        )
+        if fits4 or not softcap:
+            kind = "flash4" if fits4 else known
+            return AttentionPlan(kind, None, documents.cu_seqlens, documents.max_len, window)
+    if sinks or softcap:
+        return AttentionPlan("eager", window=window, number_NT=number_NT)
+    return AttentionPlan("mask", _mask(number_NT, window, range(t), range(t), tokens_NT.device))
 
 
-def _takes(feature: str, heads: tuple[int, int, int], dtype: torch.dtype, *how: str, **flags: bool) -> bool:
+def _takes(feature: str, heads: tuple[int, int, int], dtype: torch.dtype, *how: str, **flags: float) -> bool:
     """Whether an optional kernel is used; notes it if not."""
     record = current()
     if torch.are_deterministic_algorithms_enabled():
@@ -201,17 +209,23 @@ def _is_recent() -> Verdict:
 
 
 @cache
-def _flash4_agrees(heads: tuple[int, int, int], dtype: torch.dtype, kind: str, windowed: bool, learns: bool) -> Verdict:
+def _flash4_agrees(
+    heads: tuple[int, int, int], dtype: torch.dtype, kind: str, windowed: bool, learns: bool, softcap: float = 0.0
+) -> Verdict:
     """Whether FlashAttention-4 is installed and agrees with torch's kernel `kind`, gradients too if one `learns`.
 
     It compiles its kernels on the first call, which takes seconds each.
     """
-    ends = Documents.of([100, 1, 27, 256, 128], 256, capacity=8).cu_seqlens.to("cuda") if kind == "varlen" else None
+    documents = None if kind == "causal" else Documents.of([100, 1, 27, 128, 250, 6], 256, capacity=8)
 
     def run(kind: str) -> list[Tensor]:
         q, k, v = _random(heads, dtype, learns=learns)
+        number_NT = places(torch.zeros(2, 256), documents)[2]
+        number_NT = None if number_NT is None else number_NT.to("cuda")
+        ends = None if documents is None else documents.cu_seqlens.to("cuda")
+        plan = AttentionPlan(kind, None, ends, 256, 64 * windowed, number_NT)
         with torch.set_grad_enabled(learns):
-            out = attend(q, k, v, AttentionPlan(kind, None, ends, 256, 64 * windowed), scale=heads[2] ** -0.5)
+            out = attend(q, k, v, plan, scale=heads[2] ** -0.5, softcap=softcap)
         return [out.detach(), *(torch.autograd.grad(out, (q, k, v), q.detach()) if learns else ())]
 
     if not (usable := _is_recent()) or not (usable := importable("flash4")):
@@ -230,13 +244,18 @@ def _random(heads: tuple[int, int, int], dtype: torch.dtype, *, learns: bool) ->
 _CUDNN_FIRST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
 
-def _mask(tokens_NT: Tensor, number_NT: Tensor | None, window: int) -> Tensor:
-    t = tokens_NT.shape[1]
-    index = torch.arange(t, device=tokens_NT.device)
-    back = index[:, None] - index[None, :]
+SCORED = 512
+"""Queries whose scores are held at a time by the kind "eager"."""
+
+
+def _mask(number_NT: Tensor | None, window: int, queries: range, keys: range, device: torch.device) -> Tensor:
+    """Which keys each query sees, bool [N or 1, 1, queries, keys]."""
+    places_Q, places_K = (torch.arange(r.start, r.stop, device=device) for r in (queries, keys))
+    back = places_Q[:, None] - places_K
     allowed = (back >= 0)[None] if not window else ((back >= 0) & (back < window))[None]
     if number_NT is not None:
-        allowed = allowed & (number_NT[:, :, None] == number_NT[:, None, :])
+        of_query, of_key = (number_NT[:, r.start : r.stop] for r in (queries, keys))
+        allowed = allowed & (of_query[:, :, None] == of_key[:, None])
     return allowed[:, None]
 
 
@@ -268,14 +287,15 @@ def attend(
         return found[..., : v_NTKE.shape[-1]]
     if kind == "flash4":
         heads = [x if plan.cu_seqlens is None else x.flatten(0, 1) for x in (q_NTHE, k_NTKE, v_NTKE)]
-        values: Tensor = flash4(*heads, plan.cu_seqlens, plan.max_len, plan.window, scale)[0]
+        values: Tensor = flash4(*heads, plan.cu_seqlens, plan.max_len, plan.window, scale, softcap)[0]
         return values.view(q_NTHE.shape)
     if kind == "varlen":
         return _varlen(q_NTHE, k_NTKE, v_NTKE, plan, scale, sinks)
     q, k, v = (x.transpose(1, 2) for x in (q_NTHE, k_NTKE, v_NTKE))
     shared = q.shape[1] != k.shape[1]
-    if kind == "eager":
-        assert mask is not None
+    if kind == "eager" and mask is None:
+        out = _in_blocks(q, k, v, plan, scale, softcap, sinks)
+    elif kind == "eager" and mask is not None:
         out = _eager(q, k, v, mask, scale, softcap, sinks)
     elif kind == "cudnn":
         with sdpa_kernel(_CUDNN_FIRST, set_priority=True):
@@ -309,6 +329,30 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float, 
     # exp(a) of exp(a) + exp(sink), where a is the log-sum-exp of the scores.
     out, sums_HS = found
     return (out * torch.sigmoid(sums_HS.t() - sinks)[..., None].to(out.dtype)).view(q.shape)
+
+
+def _in_blocks(
+    q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float, softcap: float, sinks: Tensor | None
+) -> Tensor:
+    """`_eager` for SCORED queries at a time and the keys that they see; the backward pass computes scores again."""
+    parts: list[Tensor] = []
+    t = q.shape[2]
+
+    def some(q: Tensor, k: Tensor, v: Tensor, number_NT: Tensor | None, start: int, first: int) -> Tensor:
+        queries, keys = range(start, start + q.shape[2]), range(first, first + k.shape[2])
+        mask = _mask(number_NT, plan.window, queries, keys, q.device)  # in here, or autograd would keep it
+        return _eager(q, k, v, mask, scale, softcap, sinks)
+
+    for start in range(0, t, SCORED):
+        stop = min(t, start + SCORED)
+        first = max(0, start - plan.window + 1) if plan.window else 0
+        given = q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], plan.number_NT, start, first
+        if torch.is_grad_enabled():
+            part: Tensor = checkpoint(some, *given, use_reentrant=False, preserve_rng_state=False)
+        else:
+            part = some(*given)
+        parts.append(part)
+    return torch.cat(parts, 2)
 
 
 def _eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float, sinks: Tensor | None) -> Tensor:

@@ -460,7 +460,7 @@ class Decoder(nn.Module):
         plans = {
             window: choose(
                 tokens_NT, documents, number_NT,
-                window=window, written=bool(s.attn_softcap), sinks=s.has("sinks"), heads=heads, dtype=dtype,
+                window=window, softcap=s.attn_softcap, sinks=s.has("sinks"), heads=heads, dtype=dtype,
             )
             for window, heads in dict(zip(s.windows, s.layer_heads, strict=True)).items() if window != NO_ATTENTION
         }  # fmt: skip

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from torch.nn import functional
 
 from aprtrain.network.attention import AttentionPlan, Documents, attend, choose
 
@@ -19,9 +18,9 @@ pytestmark = [
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("window", [0, 50])
-@pytest.mark.parametrize(("heads", "size"), [((14, 2), 64), ((4, 4), 128)])
+@pytest.mark.parametrize(("heads", "size", "softcap"), [((14, 2), 64, 0.0), ((4, 4), 128, 0.0), ((8, 4), 128, 2.0)])
 def test_values_and_gradients_are_those_of_the_definition(
-    heads: tuple[int, int], size: int, window: int, packed: bool
+    heads: tuple[int, int], size: int, softcap: float, window: int, packed: bool
 ) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     ends = Documents.of([100, 1, 155, 200, 56] if packed else [256, 256], 256, capacity=8).cu_seqlens.cuda()
@@ -34,10 +33,13 @@ def test_values_and_gradients_are_those_of_the_definition(
     seen = (number[:, :, None] == number[:, None, :]) & (back >= 0) & (back < (window or 256))
     exact = [x.double().requires_grad_() for x in (q, k, v)]
     q_all, k_all, v_all = (x.transpose(1, 2).repeat_interleave(heads[0] // x.shape[2], 1) for x in exact)
-    wanted = functional.scaled_dot_product_attention(q_all, k_all, v_all, seen[:, None], scale=0.1).transpose(1, 2)
+    scores = q_all @ k_all.transpose(2, 3) * 0.1
+    scores = (softcap * torch.tanh(scores / softcap) if softcap else scores).masked_fill(~seen[:, None], -torch.inf)
+    wanted = (scores.softmax(-1) @ v_all).transpose(1, 2)
     expected = [wanted.detach(), *torch.autograd.grad(wanted, exact, arriving.double())]
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    out = attend(q, k, v, AttentionPlan("flash4", None, ends if packed else None, 256, window), scale=0.1)
+    plan = AttentionPlan("flash4", None, ends if packed else None, 256, window)
+    out = attend(q, k, v, plan, scale=0.1, softcap=softcap)
     found = [out.detach(), *torch.autograd.grad(out, inputs, arriving)]
     for value, want in zip(found, expected, strict=True):
         assert float((value.double() - want).norm() / want.norm()) < 1e-2
@@ -47,10 +49,13 @@ def test_documents_and_rows_that_learn_take_it_and_reproducible_runs_do_not() ->
     tokens_NT = torch.zeros(2, 256, device="cuda", dtype=torch.int64)
     documents = Documents(Documents.of([200, 56, 256], 256).cu_seqlens.cuda(), 256)
 
-    def kind(documents: Documents | None = documents) -> str:
-        return choose(tokens_NT, documents, tokens_NT, window=0, heads=(14, 2, 64), dtype=torch.bfloat16).kind
+    def kind(documents: Documents | None = documents, softcap: float = 0.0) -> str:
+        heads = 14, 2, 64
+        return choose(
+            tokens_NT, documents, tokens_NT, window=0, softcap=softcap, heads=heads, dtype=torch.bfloat16
+        ).kind
 
-    assert kind() == kind(None) == "flash4"
+    assert kind() == kind(None) == kind(softcap=30.0) == kind(None, softcap=30.0) == "flash4"
     with torch.no_grad():
         assert kind() == "flash4"
         assert kind(None) == "cudnn"
@@ -58,5 +63,6 @@ def test_documents_and_rows_that_learn_take_it_and_reproducible_runs_do_not() ->
     try:
         assert kind() == "varlen"
         assert kind(None) == "causal"
+        assert kind(softcap=30.0) == "eager"
     finally:
         torch.use_deterministic_algorithms(False)

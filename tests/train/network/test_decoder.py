@@ -18,14 +18,18 @@ from arch_models import all_cases, find_case, make_config
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from train_models import Maker, error, load, our_logits, same_winners
 
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError, UnsupportedError, UsageError
+from aprtrain.features import recording
 from aprtrain.models import initialize_weights
+from aprtrain.network import attention
 from aprtrain.network import decoder as decoder_module
-from aprtrain.network.attention import Documents, choose
+from aprtrain.network.attention import AttentionPlan, Documents, attend, choose, places
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.experts import choose_experts
 from aprtrain.network.names import hf_names, hf_parts
@@ -321,7 +325,72 @@ def test_the_cheapest_exact_way_is_chosen() -> None:
     assert way(False, window=15) == "mask"
     assert way(True) == "mask"
     assert way(False, sinks=True) == way(True, sinks=True, window=4) == "eager"
-    assert way(False, written=True) == way(True, written=True, window=4) == "eager"
+    assert way(False, softcap=30.0) == way(True, softcap=30.0, window=4) == "eager"
+
+
+@pytest.mark.parametrize("window", [0, 7])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("softcap", "n_sinks"), [(3.0, 0), (0.0, 4), (3.0, 4)])
+def test_scores_of_some_queries_at_a_time_give_the_same(
+    softcap: float, n_sinks: int, packed: bool, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "SCORED", 5)
+    drawn = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, 23, n, 8, generator=drawn).double().requires_grad_() for n in (4, 2, 2)]
+    sinks = torch.randn(n_sinks, generator=drawn).double().requires_grad_() if n_sinks else None
+    documents = Documents.of([9, 1, 13, 23], max_len=23) if packed else None
+    number_NT = places(torch.zeros(2, 23), documents)[2]
+    seen = attention._mask(number_NT, window, range(23), range(23), torch.device("cpu"))
+    plans = AttentionPlan("eager", seen), AttentionPlan("eager", window=window, number_NT=number_NT)
+    leaves = inputs if sinks is None else [*inputs, sinks]
+    found = []
+    for plan in plans:
+        q, k, v = inputs
+        out = attend(q, k, v, plan, scale=0.4, softcap=softcap, sinks=sinks)
+        found.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
+    for value, want in zip(*found, strict=True):
+        assert torch.allclose(value, want, rtol=1e-10, atol=1e-12)
+
+
+def test_softcapped_scores_are_never_all_there() -> None:
+    """Neither in a pass nor kept for the backward one: memory grows with the length, not with its square."""
+    t, sizes = 8 * attention.SCORED, list[int]()
+
+    class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            sizes.extend(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor))
+            return out
+
+    kept = list[int]()
+
+    def keep(value: Tensor) -> Tensor:
+        kept.append(value.numel())
+        return value
+
+    q, k, v = (torch.randn(1, t, 1, 4, requires_grad=True) for _ in range(3))
+    with Sizes(), torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):  # type: ignore[no-untyped-call]
+        out = attend(q, k, v, AttentionPlan("eager"), scale=0.5, softcap=20.0)
+        out.sum().backward()  # type: ignore[no-untyped-call]
+    assert max(sizes) == attention.SCORED * t
+    assert max(kept, default=0) <= 4 * t
+
+
+def test_compiled_blocks_with_a_softcap_have_the_same_gradients(
+    fresh_dynamo: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "SCORED", 8)
+    decoder = random_decoder(shape_of_case("gemma2"))
+    tokens_NT, documents = torch.arange(24).view(1, 24), Documents.of([10, 14], max_len=24)
+
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(decoder(tokens_NT, documents).square().sum(), [*decoder.parameters()])
+
+    plain = gradients()
+    decoder.compile_blocks("aot_eager")
+    with recording() as record:
+        assert all(error(a, b) < 1e-5 for a, b in zip(plain, gradients(), strict=True))
+    assert [miss.text() for miss in record.missed] == []
 
 
 @pytest.mark.cuda
