@@ -240,9 +240,16 @@ def _train(
     )
     _announce(command, config, asked, world, recorder, origin, pair.student.shape.d_model, teacher, quantizer)
     if saved:
-        recorder.log(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
+        _announce_resumed(config, saved, recorder)
     with catch_signals(recorder.notice) as stop:
         return run_loop(Trainer(config, world, parts, saved.progress, stop), command, saved)
+
+
+def _announce_resumed(config: Config, saved: Saved, recorder: Recorder) -> None:
+    recorder.log(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
+    if config.steps is not None and saved.step > config.steps:
+        beyond = f"the run is at step {saved.step:,}, beyond --steps {config.steps}"
+        recorder.log(f"{beyond}: writing the final model without further steps")
 
 
 def _hidden_states(
