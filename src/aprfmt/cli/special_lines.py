@@ -162,6 +162,8 @@ def _inspect(rest: Sequence[str]) -> Suggestion | None:
     if len(rest) == 2 and is_model(rest[0]) and not os.path.exists(rest[1]) and "." in rest[1]:
         return Suggestion(["meta", "get", *rest])
     models = [word for word in rest if is_model(word)]
+    if len(models) < 2 and len(places) < len(rest):
+        return None  # the second word is the value of an unknown option
     skipped = all(map(os.path.exists, rest)) and len(models) > 1  # inspect *
     return _each("inspect")(models if skipped else rest) or Suggestion(
         ["inspect", places[0]], then="inspect shows one model at a time", complete=False
