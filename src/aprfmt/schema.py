@@ -81,7 +81,7 @@ class OptionRow:
     @property
     def flag(self) -> str:
         """Its long option."""
-        return "--" + self.name.rstrip("_").replace("_", "-")
+        return flag_of(self.name.rstrip("_"))
 
 
 def option(default: _V, help: str, **form: object) -> _V:
@@ -150,8 +150,13 @@ def _check_range(row: OptionRow, value: object) -> None:
         raise UsageError(f"{row.flag} must be {wanted}, not {value!r:.40}")
 
 
+def flag_of(name: str) -> str:
+    """The option of a parameter, as messages name it."""
+    return "--" + name.replace("_", "-")
+
+
 def check_numbers(**given: tuple[object, int]) -> None:
     """Raises UsageError for a value that is not an integer from its least one on; None means no value."""
     for name, (value, least) in given.items():
         if value is not None and (type(value) is not int or value < least):
-            raise UsageError(f"{name} must be at least {least}, not {value!r:.40}")
+            raise UsageError(f"{flag_of(name)} must be at least {least}, not {value!r:.40}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 
@@ -147,3 +148,16 @@ def cosine(value: float | None) -> str:
 def common_length(a: Sequence[object], b: Sequence[object]) -> int:
     """How many leading items two sequences share."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+_NOT_SHOWN = re.compile(r"<!--.*?-->|<(script|style)\b.*?(?:</\1\s*>|\Z)", re.DOTALL | re.IGNORECASE)
+
+
+def one_line(body: str, limit: int = 200) -> str:
+    """A server's words about an error, as at most one line: the first text of an HTML page, other text joined."""
+    if body.lstrip("\ufeff \t\r\n").startswith("<"):
+        from html import unescape
+
+        texts = re.split(r"<[^>]*>?", _NOT_SHOWN.sub("", body))
+        body = unescape(next((text for text in texts if text.strip()), ""))
+    return " ".join(re.sub(f"[{CONTROLS}]", " ", body).split())[:limit]

@@ -13,7 +13,7 @@ from aprfmt import formats
 from aprfmt.errors import MissingDependencyError, UnsupportedError, UsageError
 from aprfmt.io.pipe import StartProgress
 from aprfmt.io.server_url import is_server
-from aprfmt.schema import check_numbers
+from aprfmt.schema import check_numbers, flag_of
 from aprfmt.types import PathLike, paths_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def evaluate(
     """
     for name, value in (("seq_len", seq_len), ("limit", limit)):
         if value is not None and (type(value) is not int or value < 2):
-            raise UsageError(f"{_flag(name)} must be at least 2 tokens, not {value!r}")
+            raise UsageError(f"{flag_of(name)} must be at least 2 tokens, not {value!r}")
     model, text = formats.path_text(file, "file"), Path(formats.path_text(data, "data"))
     other = formats.path_text(teacher, "teacher") if teacher is not None else None
     if vocab_policy not in ("shared", "renormalise"):
@@ -176,7 +176,7 @@ def teacher(
     others = [name for name, value in machine.items() if value]
     if others and (served or from_vllm is not None or prompts is not None):
         raise UsageError(
-            f"{_flag(others[0])} has no effect without a teacher to run", hint=f"leave out {_flag(others[0])}"
+            f"{flag_of(others[0])} has no effect without a teacher to run", hint=f"leave out {flag_of(others[0])}"
         )
     _check_engine(engine, device)
     if (engine == "torch" or device is not None) and (threads or gpu_layers):
@@ -283,11 +283,6 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return tuple(map(_plain, value))
     return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _flag(name: str) -> str:
-    """The option of a parameter, as messages name it."""
-    return "--" + name.replace("_", "-")
 
 
 def _require_torch(what: str) -> None:

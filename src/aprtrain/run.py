@@ -236,9 +236,16 @@ def _train(
     )
     _announce(command, trainer, asked)
     if saved:
-        recorder.log(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
+        _announce_resumed(config, saved, recorder)
     with catch_signals(recorder.notice) as trainer.stop:
         return run_loop(trainer, command, saved)
+
+
+def _announce_resumed(config: Config, saved: Saved, recorder: Recorder) -> None:
+    recorder.log(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
+    if config.steps is not None and saved.step > config.steps:
+        beyond = f"the run is at step {saved.step:,}, beyond --steps {config.steps}"
+        recorder.log(f"{beyond}: writing the final model without further steps")
 
 
 def _hidden_states(

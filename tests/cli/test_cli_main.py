@@ -312,6 +312,19 @@ def test_near_names_are_suggested(apr: Apr) -> None:
 
 
 @pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("inspect x --drop-layers 3", "no such option: --drop-layers; it is an option of apr prune"),
+        ("lint x --min-score 3", "no such option: --min-score; it is an option of apr validate"),
+        ("lint x --no-such-thing", "no such option: --no-such-thing"),
+    ],
+)
+def test_an_option_of_another_command_is_known(apr: Apr, typed: str, message: str) -> None:
+    error = apr(*typed.split(), "--json").json["error"]
+    assert (error["message"], error["hint"]) == (message, f"apr {typed.split(maxsplit=1)[0]} --help")
+
+
+@pytest.mark.parametrize(
     ("typed", "meant"),
     [
         ("distill --teacher t --student s --data d -o o --steps 3 --optimzer muon", "--optimizer muon"),

@@ -124,3 +124,24 @@ def test_sources_have_their_weights(model: Path, tmp_path: Path, capsys: pytest.
     ]
     other = asked(capsys, tmp_path / "b.csv", "--model", model, "--text-field", "body")
     assert other["documents"] == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message", "hint"),
+    [
+        ("a.json", "[1]", "0 read; skipped 1 files that are not source code", ".json files by their paths"),
+        ("a.jsonl", '{"body": 1}', "0 read; skipped 1 records without 'text'", "with --text-field"),
+        ("a.txt", "", "1 read; skipped 1 empty documents", "add text"),
+    ],
+    ids=["nothing to read", "another field", "an empty file"],
+)
+def test_data_without_a_document_are_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, message: str, hint: str
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / name).write_text(content)
+    assert apr(["data", str(folder), "--model", str(model), "--json"]) == 5
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["message"].endswith(f"no training documents: {message}")
+    assert error["hint"].endswith(hint)

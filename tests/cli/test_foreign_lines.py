@@ -67,6 +67,14 @@ def test_the_line_is_answered(line: str, world: Path, monkeypatch: pytest.Monkey
     assert ("" if runs else "? ") + ours == FOREIGN[line] + " " * (FOREIGN[line] == "?")
 
 
+@pytest.mark.parametrize("line", ["verify m.gguf me.pub", "verify me.pub m.gguf"])
+def test_a_key_is_not_a_list_of_digests(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    build(tmp_path / "m.gguf")
+    (tmp_path / "me.pub").touch()
+    assert suggested(line) == ("verify m.gguf --key me.pub", True)
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with everything that the lines name, at tiny sizes."""

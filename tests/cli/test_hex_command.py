@@ -94,4 +94,9 @@ def test_wrong_options(apr: Any, tiny_gguf: Path, tmp_path: Path) -> None:
     done = apr("hex", tiny_gguf, "--tensor", "blk.0.attn_q.weigh", "--json")
     assert done.code == 2
     assert "blk.0.attn_q.weight" in done.json["error"]["message"]
+    for words in ((), ("--raw",), ("--tensor", "blk.0.attn_q.weight"), ("--tensor", "blk.0.attn_q.weight", "--raw")):
+        done = apr("hex", tiny_gguf, *words, "--offset", "99999999", "--json")
+        assert done.code == 2
+        part = "tensor" if "--tensor" in words else "file"
+        assert done.json["error"]["message"] == f"--offset 99999999 is past the end of the {part}"
     assert apr("hex", tmp_path / "none").code == 3

@@ -112,6 +112,15 @@ def test_what_makes_no_sense_is_a_usage_error(name: str, apr: Apr, tiny_gguf: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_hint_is_the_line_that_was_typed(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    output = tmp_path / "x.apr"
+    for words in ((tiny_gguf,), ("q4_k_m", tiny_gguf)):
+        error = apr("quantize", *words, "-o", output, "--json").json["error"]
+        assert error["hint"].splitlines()[0] == f"apr quantize {tiny_gguf} q4_k_m -o {output} --json"
+    assert apr("quantize").stderr.splitlines()[1] == "hint: apr quantize FILE q4_k_m"
+    assert apr("quantize", "q8_0").stderr.splitlines()[:2] == ["error: FILE is missing", "hint: apr quantize FILE q8_0"]
+
+
 def test_an_unknown_mix_names_the_nearest(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
     for words in (("quantize", tiny_gguf, "q4km_"), ("convert", tiny_gguf, "--dtype", "iq3xx")):
         error = apr(*words, "-o", tmp_path / "x.gguf", "--json").json.get("error")

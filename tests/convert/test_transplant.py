@@ -18,7 +18,7 @@ import aprfmt
 from aprfmt.canonical.combined_rows import CombinedRows, RowSums
 from aprfmt.canonical.matching_pursuit import matching_pursuit
 from aprfmt.cli.main import run
-from aprfmt.errors import AprError, RefusedError, UsageError
+from aprfmt.errors import AprError, RefusedError, UnknownFormatError, UsageError
 from aprfmt.tokenizer.counterparts import counterparts
 from aprfmt.tokenizer.hf_write import to_hf_files
 from aprfmt.tokenizer.model import Tokenizer
@@ -252,6 +252,13 @@ def test_what_cannot_be_transplanted_is_refused(place: Path, tmp_path: Path) -> 
 
     with pytest.raises(UsageError, match="no tokenizer given"):
         call()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RefusedError, match="no tokenizer and no model found") as empty:
+        call(tokenizer=tmp_path / "empty")
+    assert "a folder with tokenizer.json, tokenizer.model, " in str(empty.value.hint)
+    (tmp_path / "empty/flax_model.msgpack").touch()
+    with pytest.raises(UnknownFormatError, match="neither safetensors nor PyTorch"):
+        call(tokenizer=tmp_path / "empty")
     with pytest.raises(UsageError, match="--k must be at least 1, not 0"):
         call(donor=place / "m.gguf", k=0)
     with pytest.raises(UsageError, match="--k requires --donor"):

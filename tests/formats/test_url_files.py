@@ -15,7 +15,15 @@ from hub_server import attach, serve
 from local_server import LocalServer
 
 import aprfmt
-from aprfmt.errors import AprError, ChangedError, NotFoundError, StorageError, UnsupportedError, UsageError
+from aprfmt.errors import (
+    AprError,
+    ChangedError,
+    NotFoundError,
+    StorageError,
+    UnknownFormatError,
+    UnsupportedError,
+    UsageError,
+)
 from aprfmt.formats import hub, hub_files, url_files
 from aprfmt.io import remote_file
 
@@ -195,10 +203,28 @@ def test_only_this_machine_is_read_without_encryption() -> None:
         ("s3://bucket/m.gguf", "aws s3 cp s3://bucket/m.gguf m.gguf\nthen pass m.gguf"),
         ("s3://bucket/model", "aws s3 cp --recursive s3://bucket/model FOLDER"),
         ("gs://bucket/a/m.gguf", "gcloud storage cp gs://bucket/a/m.gguf m.gguf\nthen pass m.gguf"),
+        ("localhost:8000", "did you mean http://localhost:8000?"),
+        ("127.0.0.1:8000/v1", "did you mean http://127.0.0.1:8000/v1?"),
+        ("[::1]:8000", "did you mean http://[::1]:8000?"),
+        ("gpu-3.example:8000/", "did you mean http://gpu-3.example:8000/?"),
+        ("localhost:80000", None),
+        ("runs/a:8000", None),
+        ("m.gguf:8000", None),
+        ("model:Q4_K_M", None),
     ],
 )
-def test_other_stores_get_the_line_to_type(address: str, hint: str) -> None:
+def test_other_stores_get_the_line_to_type(address: str, hint: str | None) -> None:
     assert hub.hint_at_address(address) == hint
+
+
+def test_a_server_without_a_scheme_is_recognized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotFoundError) as caught:
+        aprfmt.teacher("127.0.0.1:8000/v1", tmp_path / "text.jsonl", tmp_path / "out")
+    assert caught.value.hint == "did you mean http://127.0.0.1:8000/v1?"
+    (tmp_path / "localhost:8000").touch()
+    with pytest.raises(UnknownFormatError, match="the file is empty"):
+        aprfmt.inspect("localhost:8000")
 
 
 def test_a_page_of_the_hub_is_still_one() -> None:

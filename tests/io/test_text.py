@@ -14,6 +14,7 @@ from aprfmt.text import (
     format_limit,
     format_number,
     format_seconds,
+    one_line,
     plural,
 )
 
@@ -80,3 +81,25 @@ def test_plural() -> None:
 )
 def test_long_lists_are_counted(names: Iterable[str], n: int, total: int | None, text: str) -> None:
     assert first_few(names, n, total) == text
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (
+            "<html><head><title>404 Not Found</title></head>\r\n<body><h1>404</h1><hr>nginx</body></html>",
+            "404 Not Found",
+        ),
+        (
+            "\n<!DOCTYPE HTML><!-- a > b --><style>p {}</style><p>Bad&nbsp;gateway &amp; more\n here<p>x",
+            "Bad gateway & more here",
+        ),
+        ("<script>var a = 1; // cut off", ""),
+        ("<html", ""),
+        ('{"error": "a < b"}\n', '{"error": "a < b"}'),
+        ("a\x1b[31m\nb" + "c" * 300, "a [31m b" + "c" * 192),
+        ("", ""),
+    ],
+)
+def test_a_servers_error_is_one_line(body: str, text: str) -> None:
+    assert one_line(body) == text

@@ -19,6 +19,7 @@ from aprfmt.cli.main import run
 from aprfmt.errors import UnsupportedError, UsageError
 from aprfmt.llama.client import Llama
 from aprfmt.llama.engine import ENGINES
+from aprfmt.schema import flag_of
 
 pytestmark = pytest.mark.llama
 
@@ -127,7 +128,7 @@ def test_a_gate_that_there_is_not(gguf: Path, gate: str, message: str, capsys: p
 
 def test_bad_numbers(gguf: Path) -> None:
     for name in ("prompt_tokens", "tokens", "runs"):
-        with pytest.raises(UsageError, match=name):
+        with pytest.raises(UsageError, match=flag_of(name)):
             aprfmt.bench(gguf, **{name: 0})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no model"):
         aprfmt.bench([])

@@ -28,6 +28,7 @@ class Fault:
         cut: bytes of the body that are sent.
         pause: seconds between two bytes.
         change: of the JSON value.
+        page: sent instead of JSON.
         times: how many answers; -1: all.
     """
 
@@ -36,6 +37,7 @@ class Fault:
     pause: float = 0.0
     change: Callable[[Any], Any] = lambda body: body
     times: int = -1
+    page: str = ""
 
 
 @dataclass
@@ -116,7 +118,7 @@ def serve_model(kind: str, model: Path) -> Iterator[ModelServer]:
                 fault = this.fault if this.fault.times else None
                 this.fault.times -= fault is not None
             fault = fault or Fault()
-            body = json.dumps(fault.change(found)).encode()
+            body = (fault.page or json.dumps(fault.change(found))).encode()
             self.send_response(fault.status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -104,6 +104,20 @@ def test_what_moved_since_the_run_is_named_with_what_to_type(
     assert f"apr resume {folder} in the folder that has gone.gguf" in said
 
 
+def test_fewer_steps_than_an_unfinished_run_has_made_are_named(
+    distil: Distil, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    distil(steps=3, total_steps=4)
+    folder, line = tmp_path / "run", "beyond --steps 2: writing the final model without further steps"
+    (folder / "model.apr").unlink()
+    assert apr(["resume", str(folder), "--steps", "2"]) == 0
+    assert f"the run is at step 3, {line}" in both(capsys)
+    assert (folder / "model.apr").is_file()
+    (folder / "model.apr").unlink()
+    assert apr(["resume", str(folder), "--steps", "3"]) == 0
+    assert "beyond" not in both(capsys)
+
+
 def test_a_run_grows_and_its_schedule_with_it(distil: Distil, tmp_path: Path) -> None:
     distil(steps=2, total_steps=4)
     command, config, said = recorded_config(tmp_path / "run", 4)

@@ -179,7 +179,9 @@ def test_a_single_file(signed: Signed, tmp_path: Path, capsys: pytest.CaptureFix
         signed.public,
     ]
     assert run(stamp) == 5
-    assert "not signed" in capsys.readouterr().err
+    assert f"sign it: apr sign {copy} --key KEY" in capsys.readouterr().err
+    assert run(["verify", f"{signed.gguf}.sig", "--key", signed.public]) == 5
+    assert f"pass the signed file: {signed.gguf}" in capsys.readouterr().err
     shutil.copy(f"{signed.gguf}.sig", f"{copy}.sig")
     assert run(stamp) == 0
     with copy.open("r+b") as file:

@@ -35,6 +35,7 @@ from aprfmt.errors import (
     out_of_memory,
     storage_error,
 )
+from aprfmt.text import first_few
 
 if TYPE_CHECKING:
     from typer._click import Parameter
@@ -217,11 +218,24 @@ def _usage_error(error: Exception) -> UsageError:
         hint, message = ours.hint(), ours.because or message
     elif line is not None:
         hint = f"{line}\n"
+    elif not near and (others := _commands_with(getattr(error, "option_name", None))):
+        plain = str(getattr(error, "message", "")).strip(" .")
+        message = f"{plain}; it is an option of {first_few([f'apr {name}' for name in others])}"
     if out.command in COMMANDS:
         hint += "\n" * (ours is not None) + f"apr {out.command} --help"
     elif ours is None:
         hint += "apr --help"
     return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+def _commands_with(option: str | None) -> list[str]:
+    """The commands that have an option of this name."""
+    from aprfmt.cli.commands import COMMANDS
+    from aprfmt.cli.foreign_line import command_of
+
+    if option is None or not option.startswith("--"):
+        return []
+    return [name for name in COMMANDS if any(option in (*p.opts, *p.secondary_opts) for p in command_of(name).params)]
 
 
 def _with_option(error: Exception, option: str) -> str | None:

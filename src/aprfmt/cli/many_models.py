@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from glob import escape, glob
 
 from aprfmt.cli.commands import COMMANDS
-from aprfmt.cli.foreign_line import Suggestion, command_of
+from aprfmt.cli.foreign_line import Suggestion, command_of, option_of
 from aprfmt.cli.special_lines import is_model
 
 _NAMES = ("FILE", "SRC", "A", "B")
@@ -27,6 +27,8 @@ def loop_over(arguments: Sequence[str]) -> Suggestion | None:
     """The loop that runs the command of `arguments` for each of its models; None if it takes as many as there are."""
     if not arguments or arguments[0] not in COMMANDS or arguments[0] in _HAVE_MEANINGS:
         return None
+    if arguments[0] == "transplant" and not {"--tokenizer", "--donor"} & set(map(option_of, arguments)):
+        return None  # the second model is the one with the tokenizer
     params = command_of(arguments[0]).params
     places = [p for p in params if p.param_type_name == "argument"]
     n = sum((p.metavar or "").strip("[]") in _NAMES for p in places)

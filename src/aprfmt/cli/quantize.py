@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,8 +64,12 @@ class Quantize(Conversion):
             self.format = None
         words = [word for name in _INSTEAD if (word := given.get(name)) is not None]
         if self.file is None or (self.mix is None and not words):
-            missing = "FILE" if self.file is None else "TYPE"
-            hint = f"apr quantize {self.file or 'FILE'} q4_k_m\napr quantize --list shows all types"
+            from aprfmt.convert.presets import find_preset
+
+            is_type = self.file is not None and find_preset(self.file) and not Path(self.file).exists()
+            file, mix = (None, self.file) if is_type else (self.file, None)
+            missing = "FILE" if file is None else "TYPE"
+            hint = f"{self._line(file or 'FILE', mix or 'q4_k_m')}\napr quantize --list shows all types"
             raise UsageError(f"{missing} is missing", hint=hint)
         import aprfmt
         from aprfmt.convert.presets import find_preset, quantized_name
@@ -72,7 +77,7 @@ class Quantize(Conversion):
         from aprfmt.running.imatrix import AUTO, cached_imatrix
 
         if self.mix and find_preset(self.file) and not find_preset(self.mix) and not Path(self.file).exists():
-            raise UsageError("FILE must come before TYPE", hint=f"apr quantize {self.mix} {self.file}")
+            raise UsageError("FILE must come before TYPE", hint=self._line(self.mix, self.file))
         if self.mix and given.get("format") is None:
             _refuse_scheme(self.file, self.mix, self.output)
         if self.output is None and self.mix is None:
@@ -97,6 +102,15 @@ class Quantize(Conversion):
                 auto["text_field"] = "text"
         quantize = partial(aprfmt.quantize_model, mix=self.mix, log=out.progress_line)
         self.run("quantizing", quantize, self.file, output, **auto)
+
+    def _line(self, file: str, mix: str) -> str:
+        """The line that was typed, with this FILE and TYPE."""
+        command, *options = [*out.arguments] or [""]
+        options = options if command == "quantize" else []
+        for word in filter(None, (self.file, self.mix)):
+            if word in options:
+                options.remove(word)
+        return shlex.join(["apr", "quantize", file, mix, *options])
 
 
 def _is_type(name: str) -> bool:

@@ -162,6 +162,8 @@ def _inspect(rest: Sequence[str]) -> Suggestion | None:
     if len(rest) == 2 and is_model(rest[0]) and not os.path.exists(rest[1]) and "." in rest[1]:
         return Suggestion(["meta", "get", *rest])
     models = [word for word in rest if is_model(word)]
+    if len(models) < 2 and len(places) < len(rest):
+        return None  # the second word is the value of an unknown option
     skipped = all(map(os.path.exists, rest)) and len(models) > 1  # inspect *
     return _each("inspect")(models if skipped else rest) or Suggestion(
         ["inspect", places[0]], then="inspect shows one model at a time", complete=False
@@ -472,10 +474,17 @@ def _sums(rest: Sequence[str]) -> Suggestion | None:
 _UNSIGNED = "apr validate checks the file itself; apr verify FILE --key KEY checks a signature"
 
 
+_KEYS = (".pub", ".pem", ".crt", ".cer")
+"""Suffixes of public keys and certificates."""
+
+
 def _verify(rest: Sequence[str]) -> Suggestion | None:
-    """Models without a key: their integrity, if no signature lies next to them."""
+    """A key without its option; models without a key: their integrity, if no signature lies next to them."""
     words = [word for word in rest if word not in ("-m", "--model", "--integrity")]
     models = [word for word in words if not word.startswith("-")]
+    keys = [word for word in models if word.endswith(_KEYS) and os.path.isfile(word)]
+    if len(keys) == 1 and len(words) == 2:
+        return Suggestion(["verify", *(word for word in words if word not in keys), "--key", *keys])
     found = Suggestion(["validate", *models]) if len(models) == 1 and is_model(models[0]) else _sums(words)
     if found is None or len(models) != len(words):
         return None
@@ -485,6 +494,14 @@ def _verify(rest: Sequence[str]) -> Suggestion | None:
         found.note = _UNSIGNED
         found.complete = out.data_stream.isatty()  # a script that forgets the key must not pass
     return found
+
+
+def _transplant(rest: Sequence[str]) -> Suggestion | None:
+    """A second model without its option: the one with the tokenizer."""
+    models = [word for word in rest[:2] if is_model(word) or os.path.basename(word) == "tokenizer.json"]
+    if len(models) != 2 or {"--tokenizer", "--donor"} & set(map(option_of, rest)):
+        return None
+    return Suggestion(["transplant", models[0], "--tokenizer", models[1], *rest[2:]], complete=False)
 
 
 def _distill(rest: Sequence[str]) -> Suggestion | None:
@@ -551,7 +568,7 @@ SPECIAL: dict[str, Callable[[Sequence[str]], Suggestion | None]] = {
     **dict.fromkeys(("convert", "export"), _convert), "rename": _rename,
     **{key: _for_ollama(key) for key in ("export --ollama", "modelfile")},
     **{key: _stamp(key) for key in ("stamp --name", "stamp --chat-template")}, "quantize --bits": _bits,
-    "extract-lora": _extract, "run --serve": _serve, "distill": _distill, "embed": _embed,
+    "extract-lora": _extract, "run --serve": _serve, "distill": _distill, "transplant": _transplant, "embed": _embed,
     **{key: _kl(key) for key in ("kl", "compare --data", "diff --data", "parity --data")},
     "llama-export-lora": _export_lora, "merge": _merge, "gguf-set-metadata": _set,
 }  # fmt: skip

@@ -30,7 +30,7 @@ from aprfmt.formats.teacher_files import Answer, TeacherHeader, answer_of
 from aprfmt.formats.vllm import parse_position
 from aprfmt.io.jsonx import check_size
 from aprfmt.limits import MAX_LIST_BYTES
-from aprfmt.text import first_few
+from aprfmt.text import first_few, one_line
 from aprfmt.texts.sequences import DocumentSpan, Windows, pieces_of
 
 API_KEY = "APR_TEACHER_API_KEY"
@@ -39,7 +39,7 @@ REQUEST_S = 300.0
 
 _PAUSES_S = (0.5, 2.0, 8.0)  # seconds before each retry
 _REQUESTS_AT_ONCE = 8
-_SHOWN_BYTES = 300
+_READ_BYTES = 4096  # of an error's body
 _FORCED = 1e4  # logit bias
 _SERVERS = "apr supports vLLM, SGLang and llama-server; pass the URL without a path"
 _PROBES = (
@@ -175,7 +175,7 @@ class CompletionServer:
     def _refusal(self, error: urllib.error.HTTPError, path: str) -> Exception:
         try:
             with error:
-                reason = " ".join(error.read(_SHOWN_BYTES).decode("utf-8", "replace").split())
+                reason = one_line(error.read(_READ_BYTES).decode("utf-8", "replace"))
         except (OSError, http.client.HTTPException):
             reason = ""
         words = f"the server answered {error.code} to {path}" + (f": {reason}" if reason else "")

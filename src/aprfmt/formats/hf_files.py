@@ -43,6 +43,11 @@ WEIGHT_SUFFIXES = (
 )
 """Suffixes of weight files, whatever program wrote them."""
 
+TOKENIZER_FILES = (
+    "tokenizer.json, tokenizer.model, tekken.json, a .tiktoken file, vocab.txt, or vocab.json with merges.txt"
+)
+"""Files of which a tokenizer needs one, as hints list them."""
+
 
 def list_names(folder: Path, needed: Callable[[str], bool] = lambda name: False) -> list[str]:
     """Regular files of the folder, its template folder and its modules' folders, sorted, with forward slashes.
@@ -178,12 +183,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
         tokenizer = read_files({"tokenizer.json": read_text_file(path)}, None)
     if tokenizer is None:
-        raise RefusedError(
-            "no tokenizer found in the folder",
-            path=path,
-            hint="it must contain tokenizer.json, tokenizer.model, tekken.json, a .tiktoken file, vocab.txt, "
-            "or vocab.json with merges.txt",
-        )
+        raise RefusedError("no tokenizer found in the folder", path=path, hint=f"it must contain {TOKENIZER_FILES}")
     return tokenizer
 
 

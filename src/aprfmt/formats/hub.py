@@ -20,6 +20,7 @@ from aprfmt.formats import hub_files, url_files
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES, belongs, read_text_file, read_weight_map
 from aprfmt.formats.hub_errors import HubPath, cache_folder, failure, is_offline
 from aprfmt.io import hub_cache
+from aprfmt.io.server_url import server_url_of
 from aprfmt.text import first_few
 
 _COMMIT = re.compile(r"[A-Za-z0-9._-]+")
@@ -61,6 +62,9 @@ _FETCHES = {
 
 def hint_at_address(text: str) -> str | None:
     """A hint for a mistyped address or an unsupported store; None for other paths."""
+    url = server_url_of(text)
+    if url is not None and not text.partition(":")[0].endswith(WEIGHT_SUFFIXES):
+        return f"did you mean {url}?"
     match = _SCHEME.fullmatch(text)
     hint = _FETCHES.get(match["scheme"].lower()) if match is not None else None
     if match is None or hint is None:

@@ -114,7 +114,11 @@ def verify(
 
 
 def _unsigned(path: str, why: str) -> RefusedError:
-    return RefusedError(f"not signed: {why}", path=path, hint=f"sign it: apr sign {path} --key KEY")
+    signed = path.removesuffix(".sig")
+    hint = f"sign it: apr sign {path} --key KEY"
+    if signed != path and os.path.exists(signed):
+        hint = f"pass the signed file: {signed}"
+    return RefusedError(f"not signed: {why}", path=path, hint=hint)
 
 
 def required_signer() -> Signer | None:

@@ -33,6 +33,7 @@ from aprfmt.io.registry_path import DIGEST, SCHEME, RegistryPath, is_this_machin
 from aprfmt.io.remote_file import RemoteFile
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_REGISTRY_ANSWER_BYTES, MIN_HUB_RATE
+from aprfmt.text import one_line
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _INDEX = "application/vnd.oci.image.index.v1+json"
@@ -391,7 +392,7 @@ def _words(error: urllib.error.HTTPError) -> str:
     with suppress(ValueError, KeyError, TypeError, IndexError, RecursionError):
         first = json.loads(text)["errors"][0]
         text = f"{first['code']}: {first.get('message', '')}"
-    return " ".join(text.split())[:200]
+    return one_line(text)
 
 
 def _received(found: _Answer) -> int:

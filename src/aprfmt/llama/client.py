@@ -36,6 +36,7 @@ _NO_MEMORY = re.compile(
     r"failed to allocate|unable to allocate|out of memory|bad_alloc|mem_buffer != NULL|Memory allocation|MemoryError"
 )
 _MOST_THREADS = 512
+MOST_CONTEXT = 2**31 - 1
 
 
 class LlamaDiedError(RunError):
@@ -166,9 +167,9 @@ class Llama:
     ) -> None:
         require_llama()
         for what, value, most in (
-            ("n_ctx", n_ctx, 2**31 - 1),
-            ("n_threads", n_threads, _MOST_THREADS),
-            ("gpu_layers", gpu_layers, 2**31 - 1),
+            ("the context length", n_ctx, MOST_CONTEXT),
+            ("--threads", n_threads, _MOST_THREADS),
+            ("--gpu-layers", gpu_layers, 2**31 - 1),
         ):
             if type(value) is not int or not 0 <= value <= most:
                 raise UsageError(f"{what} must be a number from 0 to {most}, not {value!r:.40}")

@@ -99,7 +99,11 @@ def kl_divergence(
     """
     started = time.monotonic()
     check_numbers(
-        n_ctx=(n_ctx, LEAST_CTX), chunks=(chunks, 1), limit=(limit, 1), threads=(threads, 0), gpu_layers=(gpu_layers, 0)
+        seq_len=(n_ctx, LEAST_CTX),
+        chunks=(chunks, 1),
+        limit=(limit, 1),
+        threads=(threads, 0),
+        gpu_layers=(gpu_layers, 0),
     )
     name, reference = formats.path_text(file, "file"), formats.path_text(against, "against")
     texts = [Path(formats.path_text(path, "data")) for path in paths_of(data)]

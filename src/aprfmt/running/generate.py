@@ -11,9 +11,10 @@ from aprfmt import formats
 from aprfmt.errors import NotFoundError, RefusedError, UsageError
 from aprfmt.formats import hf_files
 from aprfmt.io.source import is_file
-from aprfmt.llama.client import Generated, Llama, pooling_of
+from aprfmt.llama.client import MOST_CONTEXT, Generated, Llama, pooling_of
 from aprfmt.llama.engine import MEDIA_MARKER, Sampling
 from aprfmt.running.prepared import Prepared, prepare, prepare_adapter, prepare_tower
+from aprfmt.schema import flag_of
 from aprfmt.tokenizer import chat
 from aprfmt.tokenizer.chat import ChatTemplate
 from aprfmt.tokenizer.data import is_unicode
@@ -140,7 +141,7 @@ def sampling_of(**values: float) -> Sampling:
         value = values[name]
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not (whole or (kind is float and isinstance(value, float))) or not least <= value <= most:
-            raise UsageError(f"{name} must be {_KINDS[kind]} from {least:g} to {most:g}, not {value!r:.40}")
+            raise UsageError(f"{flag_of(name)} must be {_KINDS[kind]} from {least:g} to {most:g}, not {value!r:.40}")
     usual = Sampling()
     if not values["temperature"]:
         # A seed too is harmless: `temperature=0, seed=1` is how many ask for the same text each time.
@@ -148,7 +149,7 @@ def sampling_of(**values: float) -> Sampling:
         named = [name for name in settings if values[name] != getattr(usual, name)]
         if named:
             raise UsageError(
-                f"{named[0]} has no effect at temperature 0: decoding is greedy", hint="add --temperature 0.8"
+                f"{flag_of(named[0])} has no effect at temperature 0: decoding is greedy", hint="add --temperature 0.8"
             )
     return Sampling(**values)  # type: ignore[arg-type]  # checked above
 
@@ -313,7 +314,7 @@ class Runner:
         """
         facts = self.llama.facts
         if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-            raise UsageError(f"max_tokens must be 1 or more, not {max_tokens!r:.40}")
+            raise UsageError(f"--max-tokens must be 1 or more, not {max_tokens!r:.40}")
         if max_tokens is None:
             max_tokens = RAW_TOKENS if raw else facts.n_ctx
         prompt: str | list[int] = self.ids(text, raw=raw)
@@ -375,8 +376,10 @@ def check_reads_text(metadata: Mapping[str, object], path: str) -> None:
 
 
 def context_of(metadata: Mapping[str, object], wanted: int | None, usual: int = DEFAULT_CONTEXT) -> int:
-    """Context length: the requested one, else `usual`, or the training context if smaller."""
+    """Context length: the requested one, else `usual`, or the training context if smaller. Raises UsageError."""
     if wanted is not None:
+        if type(wanted) is not int or not 0 <= wanted <= MOST_CONTEXT:
+            raise UsageError(f"--ctx must be an integer from 0 to {MOST_CONTEXT}, not {wanted!r:.40}")
         return wanted
     trained = metadata.get(f"{metadata.get('general.architecture')}.context_length")
     return min(trained, usual) if isinstance(trained, int) and trained > 0 else usual

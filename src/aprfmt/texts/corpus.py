@@ -34,7 +34,7 @@ from aprfmt.texts.shards import (
     read_header,
     write_header,
 )
-from aprfmt.texts.sources import HEADER, SourceFile, check_text_field, list_files, short_names
+from aprfmt.texts.sources import HEADER, SourceFile, check_text_field, list_files, no_documents, short_names
 from aprfmt.tokenizer.model import Tokenizer
 
 HELD_OUT = 0.01
@@ -216,26 +216,13 @@ def _write(plan: _CorpusPlan, folder: Path, keys: tuple[str, str], held_out: flo
             # A small corpus: hold out the document with the smallest hash.
             found = _Reading(plan, found.smallest + 1, log)
             parts = found.write(temporary)
-        left_out = "".join(f", {n} {what}" for what, n in (+found.skipped).items())
         for part, what in (("train", "training"), ("held_out", "held-out")):
             if not parts[part]["documents"]:
                 hint = "add text: at least two different documents, since one is held out"
                 if plan.threshold is None:
                     hint = f"add text to --{'eval-data' if part == 'held_out' else 'data'}"
-                if not n_files:
-                    hint = (
-                        "pass text, jsonl, csv, parquet or source files, or folders of them; .json files by their paths"
-                    )
-                raise RefusedError(
-                    f"no {what} documents: {found.read} read, {found.empty} empty, {found.duplicate} duplicates"
-                    + (f"; skipped{left_out[1:]}" if left_out else ""),
-                    hint=hint
-                    + (
-                        "; set the field of a record's text with --text-field"
-                        if n_files and found.skipped and not found.read
-                        else ""
-                    ),
-                )
+                counts = f"{found.read} read, {found.empty} empty, {found.duplicate} duplicates"
+                raise no_documents(f"no {what} documents: {counts}", n_files, found.read, found.skipped, hint)
         header: TokenShardHeader = {
             "format": FORMAT, "key": keys[found.is_chat], "tokenizer": plan.encoder.digest,
             "separator": plan.encoder.separator, "held_out_share": held_out, "held_out_below": found.threshold,

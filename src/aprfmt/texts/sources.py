@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import NoReturn
 
-from aprfmt.errors import NotFoundError, UsageError, storage_error
+from aprfmt.errors import NotFoundError, RefusedError, UsageError, storage_error
 
 HEADER = "tokens.json"
 """A folder with this file contains token shards."""
@@ -214,3 +214,13 @@ def _why_not(path: Path) -> str | None:
         return "files that are not source code"
     is_long = path.stat().st_size > MAX_SOURCE_BYTES
     return "files over 1 MiB" if is_long and path.suffix.lower() != ".txt" else None
+
+
+def no_documents(reason: str, n_files: int, n_read: int, skipped: Mapping[str, int], hint: str) -> RefusedError:
+    """The error for data without documents: what was skipped, and what is read."""
+    left_out = ", ".join(f"{n} {what}" for what, n in skipped.items() if n)
+    if not n_files:
+        hint = "pass text, jsonl, csv, parquet or source files, or folders of them; .json files by their paths"
+    elif left_out and not n_read:
+        hint += "; set the field of a record's text with --text-field"
+    return RefusedError(reason + (f"; skipped {left_out}" if left_out else ""), hint=hint)

@@ -16,7 +16,7 @@ import numpy as np
 from aprfmt.texts.encoding import HIDDEN, Encoder
 from aprfmt.texts.records import TEXT_FIELD, Document, Log, Marked, ReadProgress, RecordReader, is_blank
 from aprfmt.texts.shards import TokenShardHeader, read_header
-from aprfmt.texts.sources import HEADER, check_text_field, list_files, short_names
+from aprfmt.texts.sources import HEADER, check_text_field, list_files, no_documents, short_names
 from aprfmt.types import construct
 
 _COUNTS = ("documents", "tokens", "learned")
@@ -120,7 +120,7 @@ def summarise(
 ) -> DataReport:
     """Implements `aprfmt.api.data`; `sample` stops in each source after that many characters and extrapolates.
 
-    Raises as `prepare` does; duplicates are not detected.
+    Raises as `prepare` does, RefusedError without a document; duplicates are not detected.
     """
     report = DataReport([str(path) for path in paths], text_field=text_field)
     header = read_header(paths[0]) if len(paths) == 1 and (paths[0] / HEADER).is_file() else None
@@ -150,6 +150,9 @@ def summarise(
                 setattr(source, name, round(getattr(source, name) * n_bytes / n_read))
     for name in _COUNTS:
         setattr(report, name, sum(getattr(source, name) for source in report.sources))
+    if not report.documents:
+        n_read = skipped["empty documents"]
+        raise no_documents(f"no training documents: {n_read} read", len(files), n_read, skipped, "add text")
     report.left_out = dict(+skipped)
     if lengths:
         named = zip(("least", "tenth", "median", "nine_tenths", "most"), (0, 10, 50, 90, 100), strict=True)

@@ -250,7 +250,11 @@ def _public_key(data: bytes, path: str) -> PublicKeyFile:
     try:
         key = load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise UsageError("not a public key or certificate in PEM format", path=path) from error
+        raise UsageError(
+            "not a public key or certificate in PEM format",
+            path=path,
+            hint="pass the public key, NAME.pub of apr keygen",
+        ) from error
     kind = _kind(key)
     if kind is None:
         raise _unknown_kind(path)

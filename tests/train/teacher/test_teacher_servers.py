@@ -104,6 +104,9 @@ def test_what_passes_is_repeated(
         assert aprfmt.teacher(server.url, text, tmp_path / "out", student=student, **GIVEN).tokens > 0
 
 
+_PAGE = "<!DOCTYPE html>\n<html><head><title>Not Found</title></head><body><h1>Not Found</h1>nginx</body></html>\n"
+
+
 def _other(body: Any) -> Any:
     body["choices"][0]["prompt_token_ids"] = [1, 2]
     return body
@@ -124,6 +127,8 @@ def _short(body: Any) -> Any:
     ("fault", "code", "words"),
     [
         (Fault(404), 3, "answered 404 to /v1/completions"),
+        (Fault(404, page=_PAGE), 3, "answered 404 to /v1/completions: Not Found"),
+        (Fault(500, page=_PAGE), 8, "answered 500 to /v1/completions: Not Found"),
         (Fault(500), 8, "in 4 attempts: the server answered 500"),
         (Fault(400), 5, "or lower --top-k"),
         (Fault(401), 5, API_KEY),
@@ -134,7 +139,20 @@ def _short(body: Any) -> Any:
         (Fault(change=lambda body: [1]), 4, "no valid prompt_logprobs"),
         (Fault(change=lambda body: {"choices": [{"prompt_logprobs": None}]}), 4, "no valid prompt_logprobs"),
     ],
-    ids=["404", "500", "400", "401", "half a body", "slow", "other tokens", "too few", "a list", "null"],
+    ids=[
+        "404",
+        "404 page",
+        "500 page",
+        "500",
+        "400",
+        "401",
+        "half a body",
+        "slow",
+        "other tokens",
+        "too few",
+        "a list",
+        "null",
+    ],
 )
 def test_faults_of_a_server_are_named_and_nothing_is_lost(
     teacher_file: Path, student: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
@@ -149,6 +167,7 @@ def test_faults_of_a_server_are_named_and_nothing_is_lost(
         assert apr(command) == code
         error = json.loads(capsys.readouterr().out)["error"]
         assert words in error["message"] + str(error["hint"])
+        assert "nginx" not in error["message"]
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["tokens"], "nothing half-written"
         server.fault = None
         assert apr(command) == 0

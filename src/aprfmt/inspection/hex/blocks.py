@@ -85,14 +85,19 @@ class TensorDump:
         }
 
 
+def check_offset(tensor: Tensor, offset: int) -> None:
+    """Raises UsageError for an offset past the end of `tensor`."""
+    if offset and offset >= tensor.n_bytes:
+        hint = f"it has {tensor.n_bytes} bytes"
+        raise UsageError(f"--offset {offset} is past the end of the tensor", tensor=tensor.name, hint=hint)
+
+
 def dump_tensor(tensor: Tensor, offset: int, limit: int, width: int) -> TensorDump:
     """The blocks of `tensor` from its byte `offset` on, at most `limit` (0: all); lines of plain values are `width`
     bytes long.
     Raises UsageError for an offset outside.
     """
-    if offset and offset >= tensor.n_bytes:
-        hint = f"it has {tensor.n_bytes} bytes"
-        raise UsageError(f"--offset {offset} is past the end of the tensor", tensor=tensor.name, hint=hint)
+    check_offset(tensor, offset)
     row = DTYPES[tensor.dtype]
     is_plain = row.kind == "plain" or tensor.dtype == "AprQ8"
     unit = row.block_bytes * max(1, width // row.block_bytes) if is_plain else row.block_bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aprfmt import formats
 from aprfmt.errors import AprError, UsageError
-from aprfmt.inspection.hex.blocks import TensorDump, dump_tensor
+from aprfmt.inspection.hex.blocks import TensorDump, check_offset, dump_tensor
 from aprfmt.inspection.hex.containers import container_of
 from aprfmt.inspection.hex.spans import Section, Walk, take
 from aprfmt.io.source import Source, is_file
@@ -112,12 +112,15 @@ def hex(
         with formats.open_unchanged(path) as model:
             found = model.tensors[tensor]
             if raw:
+                check_offset(found, offset)
                 span = found.offset, found.offset + found.n_bytes
                 lines = _lines(found.source, span[0] + offset, span[1], _LINES if limit is None else limit, width)
                 return HexDump(name, [FileDump(found.source.path, found.source.size, None, [], lines, [])], None)
             shown = dump_tensor(found, offset, _limit_of(limit, found.dtype), width)
             return HexDump(name, [], shown)
     files = [_file(place, offset, limit, width, raw) for place in _files(path)]
+    if offset and all(offset >= file.size_bytes for file in files):
+        raise _past_the_end(offset, files[0].file, max(file.size_bytes for file in files))
     return HexDump(name, files, None)
 
 
@@ -166,10 +169,12 @@ def _file(path: str, offset: int, limit: int | None, width: int, raw: bool) -> F
         return FileDump(path, source.size, container.label, sections, [], damage)
 
 
+def _past_the_end(offset: int, path: str, n_bytes: int) -> UsageError:
+    return UsageError(f"--offset {offset} is past the end of the file", path=path, hint=f"the file has {n_bytes} bytes")
+
+
 def _lines(source: Source, start: int, end: int, limit: int, width: int) -> list[tuple[int, bytes]]:
     if start > end or (start == end and start):
-        raise UsageError(
-            f"--offset {start} is past the end of the file", path=source.path, hint=f"the file has {end} bytes"
-        )
+        raise _past_the_end(start, source.path, end)
     end = min(end, start + limit * width) if limit else end
     return [(at, source.read(at, min(width, end - at))) for at in range(start, end, width)]
