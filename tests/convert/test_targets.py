@@ -75,15 +75,6 @@ def test_a_suffix_of_no_format_is_a_slip(name: str, tmp_path: Path) -> None:
     assert find_target(tmp_path / name, "GGUF").name == "gguf"
 
 
-@pytest.mark.parametrize(("name", "target"), [("m.apr", "gguf"), ("m.GGUF", "safetensors"), ("m.safetensors", "apr")])
-def test_a_file_is_not_named_like_one_of_another_format(name: str, target: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"the format is {target}, but the output is named") as caught:
-        find_target(tmp_path / name, target)
-    assert f"name it {tmp_path / 'm'}.{target}, or use --format {name[2:].lower()}" == caught.value.hint
-    assert find_target(tmp_path / "m.bin", target).name == target
-    assert find_target(tmp_path / name, "hf").name == "hf"
-
-
 def test_own_keys_cannot_be_stamped(tiny_gguf: Path, tmp_path: Path) -> None:
     aprfmt.import_model(tiny_gguf, tmp_path / "m.apr")
     with pytest.raises(UsageError, match="cannot be edited"):

@@ -192,7 +192,6 @@ def find_target(dst: PathLike, name: str | None = None) -> Target:
     if name is not None:
         asked = _ALIASES.get(name.lower(), name.lower())
         if (target := next((t for t in targets() if t.name == asked), None)) is not None:
-            _check_suffix(Path(dst), target)
             return target
         hint = "one of: " + ", ".join(t.name for t in targets())
         hint = "Ollama reads a GGUF: --format gguf --modelfile" if asked == "ollama" else hint
@@ -207,17 +206,6 @@ def find_target(dst: PathLike, name: str | None = None) -> Target:
             hint="set the format with --format: " + ", ".join(t.name for t in targets()),
         )
     return target or next(t for t in TARGETS if t.name == "hf")
-
-
-def _check_suffix(dst: Path, target: Target) -> None:
-    """Refuses a file whose name has the suffix of another format. Raises UsageError."""
-    suffix = dst.suffix.lower()
-    other = next((t for t in TARGETS if suffix and suffix in t.suffixes), None)
-    if other is not None and target.suffixes and suffix not in target.suffixes:
-        raise UsageError(
-            f"the format is {target.name}, but the output is named {suffix}", path=dst,
-            hint=f"name it {dst.with_suffix(target.suffixes[0])}, or use --format {other.name}",
-        )  # fmt: skip
 
 
 def check_options(options: Options, target: Target) -> None:
