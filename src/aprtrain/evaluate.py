@@ -49,7 +49,6 @@ def evaluate(
     windows: Windows,
     *,
     rows: int,
-    device: torch.device | str = "cpu",
     teacher: Teacher | None = None,
     vocabulary: SharedVocabulary | None = None,
     max_windows: int | None = None,
@@ -63,7 +62,6 @@ def evaluate(
         student: the model.
         windows: the held-out sequences.
         rows: batch size in sequences.
-        device: device of the models.
         teacher, vocabulary: the teacher to compare with, and the ids that both share.
         max_windows: maximum number of sequences, selected evenly.
         progress: called with the number of sequences done and the total.
@@ -76,6 +74,7 @@ def evaluate(
     """
     if teacher is not None and vocabulary is None:
         raise UsageError("comparing with a teacher needs the shared vocabulary")
+    device = student.norm.device
     # Not inference_mode: weights gathered here may be used for training later.
     with scoring(), torch.no_grad():
         ids = windows.select(max_windows)
@@ -267,7 +266,6 @@ def score(
             model,
             windows,
             rows=max(1, _TOKENS_AT_ONCE[where.type] // length),
-            device=where,
             teacher=comparison,
             vocabulary=vocabulary,
             max_windows=limit and limit // length,

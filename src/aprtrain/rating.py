@@ -57,7 +57,7 @@ def rate_model(
         vocabulary, residency = align(network.tokenizer, network.tokenizer, rows, rows), residency_of(network)
         teacher = Teacher(network, vocabulary, residency, device, dtype=teacher_dtype(residency, device))
     at_once = max(1, _TOKENS_AT_ONCE[device.type] // length)
-    saliency = rate_experts(teacher, windows, at_once, device, progress)
+    saliency = rate_experts(teacher, windows, at_once, progress)
     return {"saliency": saliency, "tokens": min(len(part.tokens), RATED_TOKENS), "device": str(device)}
 
 

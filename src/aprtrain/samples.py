@@ -26,9 +26,7 @@ class TextSample(TypedDict):
     text: str
 
 
-def sample_texts(
-    student: Decoder, windows: Windows, tokenizer: Tokenizer, count: int, device: torch.device | str
-) -> list[TextSample]:
+def sample_texts(student: Decoder, windows: Windows, tokenizer: Tokenizer, count: int) -> list[TextSample]:
     """Greedy continuations of `count` held-out sequences, the same at every call; does not affect random states.
 
     All passes have one shape, [count, T], so that a compiled student is compiled once. Collective if the student's
@@ -36,7 +34,7 @@ def sample_texts(
     """
     total = min(PROMPT_TOKENS + NEW_TOKENS, windows.seq_len)
     first = max(1, total * PROMPT_TOKENS // (PROMPT_TOKENS + NEW_TOKENS))
-    tokens_NT = batch_of(windows, windows.select(count)).tokens_NT[:, :total].to(device, copy=True)
+    tokens_NT = batch_of(windows, windows.select(count)).tokens_NT[:, :total].to(student.norm.device, copy=True)
     tokens_NT[:, first:] = 0  # causal: later positions have no effect
     with torch.no_grad():
         for at in range(first, total):

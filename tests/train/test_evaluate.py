@@ -182,7 +182,7 @@ class Broken:
 
     def __init__(self, change: Callable[[Tensor], Any], head: Tensor | None = None) -> None:
         self.decoder = tiny_decoder(1)
-        self.shape = self.decoder.shape
+        self.shape, self.norm = self.decoder.shape, self.decoder.norm
         self.head_weight = self.decoder.head_weight if head is None else head
         self.change = change
 
