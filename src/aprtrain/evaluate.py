@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aprfmt.errors import RunError, UsageError
+from aprfmt.errors import RunError
 from aprfmt.running.evaluation import EvaluatedModel, Evaluation, Scores, read_part, scores_of, scoring, sequence_length
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.records import TEXT_FIELD
 from aprfmt.texts.sequences import IGNORED, Windows
-from aprfmt.tokenizer.alignment import SharedVocabulary, align
+from aprfmt.tokenizer.alignment import align
 from aprtrain.data.batches import Batch, batch_of
 from aprtrain.loss.objective import Objective
 from aprtrain.loss.spans import aligned as span_losses
@@ -50,7 +50,6 @@ def evaluate(
     *,
     rows: int,
     teacher: Teacher | None = None,
-    vocabulary: SharedVocabulary | None = None,
     max_windows: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
     answers: TeacherTargets | None = None,
@@ -62,7 +61,7 @@ def evaluate(
         student: the model.
         windows: the held-out sequences.
         rows: batch size in sequences.
-        teacher, vocabulary: the teacher to compare with, and the ids that both share.
+        teacher: the teacher to compare with.
         max_windows: maximum number of sequences, selected evenly.
         progress: called with the number of sequences done and the total.
         answers: saved teacher log-probabilities instead of a teacher; KL then treats all unsaved tokens as one.
@@ -72,8 +71,6 @@ def evaluate(
         RunError: no valid score: an exception; hidden states that are missing, have the wrong shape or are not
             finite; no labels; an id beyond the head.
     """
-    if teacher is not None and vocabulary is None:
-        raise UsageError("comparing with a teacher needs the shared vocabulary")
     device = student.norm.device
     # Not inference_mode: weights gathered here may be used for training later.
     with scoring(), torch.no_grad():
@@ -90,10 +87,10 @@ def evaluate(
                 found = _sums(sides, labels_P)
                 found[2:5] = _aligned_sums(sides[0], hidden.flatten(0, 1), batch, aligned)
                 return found
-            if teacher is not None and vocabulary is not None:
+            if teacher is not None:
                 found = teacher.hidden(batch.tokens_NT, batch.documents)
                 hidden, cap = _hidden(found, size, "teacher"), teacher.shape.logit_softcap
-                sides.append(_ScoredSide(hidden[counts_NT], teacher.head_weight[: vocabulary.n_real], cap))
+                sides.append(_ScoredSide(hidden[counts_NT], teacher.head_weight[: teacher.vocabulary.n_real], cap))
                 if (dropped := teacher.dropped_weight) is not None:
                     sides.append(_ScoredSide(hidden[counts_NT], dropped, cap))
             given = answers(batch.windows).to(labels_P.device) if answers is not None else None
@@ -267,7 +264,6 @@ def score(
             windows,
             rows=max(1, _TOKENS_AT_ONCE[where.type] // length),
             teacher=comparison,
-            vocabulary=vocabulary,
             max_windows=limit and limit // length,
         )
         return Evaluation(

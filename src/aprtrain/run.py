@@ -187,8 +187,8 @@ def _train(
 
     def evaluate_student() -> Numbers:
         found = evaluate(
-            student, held_out, rows=rows, teacher=teacher, vocabulary=pair.vocabulary,
-            max_windows=config.eval_sequences, answers=scored, aligned=aligned_held_out,
+            student, held_out, rows=rows, teacher=teacher, max_windows=config.eval_sequences, answers=scored,
+            aligned=aligned_held_out,
             progress=lambda done, of: recorder.doing(f"evaluating: {done} of {of} sequences"),
         )  # fmt: skip
         recorder.doing("")
@@ -228,9 +228,7 @@ def _train(
     )
     if on_gpu and budget.peak_flops(name := _device_name(world)) is None:
         features.current().miss("mfu", f"the peak FLOP/s of {name} are unknown")
-    recorder.begin(
-        saved.step if saved else None, [asdict(damage) for damage in saved.damaged], config.log_to, config.to_json()
-    )
+    recorder.begin(saved.step if saved else None, [asdict(damage) for damage in saved.damaged], config.to_json())
     _announce(command, trainer, asked)
     if saved:
         recorder.log(f"resuming from step {saved.step}, {saved.progress.tokens:,} tokens")
