@@ -147,13 +147,7 @@ class HostBuffers:
 
 
 def copy_state(
-    optimizer: Optimizer,
-    network: Decoder,
-    dtype: str,
-    host: HostBuffers,
-    *,
-    keeps: bool,
-    quantizer: Quantizer | None = None,
+    optimizer: Optimizer, network: Decoder, dtype: str, host: HostBuffers, *, keeps: bool, quantizer: Quantizer | None
 ) -> tuple[Weights, dict[str, Tensor]]:
     """Copies of the live weights in the file's form, LoRA pairs merged, and of the optimizer states. Collective.
 

@@ -133,16 +133,12 @@ class Updates:
     """The states of float32 tensors, and the updates of their rules."""
 
     def __init__(
-        self,
-        weights: Sequence[Tensor],
-        decays: Sequence[bool],
-        settings: Settings,
-        rules: Sequence[UpdateRule] | None = None,
+        self, weights: Sequence[Tensor], decays: Sequence[bool], settings: Settings, rules: Sequence[UpdateRule]
     ) -> None:
-        """`decays`: whether each tensor has weight decay. `rules`: of each tensor; AdamW by default."""
+        """`decays`: whether each tensor has weight decay. `rules`: of each tensor."""
         self._settings = settings
         self._decays = decays
-        self._rules = list(rules) if rules is not None else [ADAMW] * len(weights)
+        self._rules = rules
         self.states = [
             {kind: torch.zeros_like(w) for kind in rule.states} for w, rule in zip(weights, self._rules, strict=True)
         ]

@@ -66,7 +66,7 @@ def test_a_checkpoint_holds_the_live_weights_and_not_the_initial_ones(
     losses = train(decoder, optimizer, 8)
     assert losses[-1] < losses[0] / 2
     path = tmp_path / "m.apr"
-    weights, _ = copy_state(optimizer, decoder, dtype, HostBuffers(), keeps=True)
+    weights, _ = copy_state(optimizer, decoder, dtype, HostBuffers(), keeps=True, quantizer=None)
     save_model(weights, identity_of(network), path, {"step": 8, "teacher": "t"})
     live = decoder.hf_tensors()
     with aprfmt.open(path) as model:
@@ -145,7 +145,7 @@ def test_optimizer_state_goes_on_bitwise(tmp_path: Path, network: NetworkSource)
     part = load_decoder(network)
     optimizer = FlatOptimizer(part)
     first = train(part, optimizer, 3)
-    _, state = copy_state(optimizer, part, "f32", HostBuffers(), keeps=True)
+    _, state = copy_state(optimizer, part, "f32", HostBuffers(), keeps=True, quantizer=None)
     save_state(state, {"step": 3}, tmp_path / "s.state")
     resumed = load_decoder(network)
     fresh = FlatOptimizer(resumed)
