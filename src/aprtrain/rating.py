@@ -26,9 +26,7 @@ class Rating(TypedDict):
     device: str
 
 
-def rate_model(
-    path: str, texts: Sequence[Path], progress: Callable[[int, int], None] = lambda done, of: None
-) -> Rating:
+def rate_model(path: str, texts: Sequence[Path], progress: Callable[[int, int], None]) -> Rating:
     """Rates the experts of the model `path` on texts, on a GPU if one is available.
 
     Raises UsageError for texts without tokens; what `open_network` and reading the texts raise.

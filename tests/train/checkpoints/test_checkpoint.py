@@ -201,7 +201,7 @@ def test_the_latest_and_the_best_are_kept_and_other_files_left_alone(tmp_path: P
     (tmp_path / "ckpt-step-x.apr").touch()
     checkpoint.write_pointer(tmp_path, BEST, 5)
     checkpoint.write_pointer(tmp_path, LATEST, 20)
-    removed = checkpoint.prune(tmp_path, 2)
+    removed = checkpoint.prune(tmp_path, 2, (), lambda step: False)
     assert sorted(path.name for path in removed) == ["ckpt-step-000010.apr", "ckpt-step-000010.state"]
     assert (tmp_path / "ckpt-step-x.apr").exists()
     told = list[str]()
@@ -225,7 +225,7 @@ def test_a_kill_at_any_moment_leaves_a_latest_that_opens(
             save_model(weights, identity, tmp_path / f"{name}.apr", {"step": step})
             save_state(state, {"step": step}, tmp_path / f"{name}.state")
             checkpoint.write_pointer(tmp_path, LATEST, step)
-            checkpoint.prune(tmp_path, 1)
+            checkpoint.prune(tmp_path, 1, (), lambda step: False)
 
     checkpoint.write_pointer(tmp_path, LATEST, 0)
     step: int | None = 0
