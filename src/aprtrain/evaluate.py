@@ -40,7 +40,7 @@ from aprtrain.world import device_of
 _HEAD_ROWS = 8192
 _POSITIONS = 2048
 _SUMS = 6
-_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
+TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}  # of a batch, by type of device
 _NO_MASS = 1e-7  # precision of 1 minus a float32 sum
 
 
@@ -262,7 +262,7 @@ def score(
         scores = evaluate(
             model,
             windows,
-            rows=max(1, _TOKENS_AT_ONCE[where.type] // length),
+            rows=max(1, TOKENS_AT_ONCE[where.type] // length),
             teacher=comparison,
             max_windows=limit and limit // length,
         )
