@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypedDict
 
 import torch
@@ -42,9 +41,9 @@ def sample_texts(student: Decoder, windows: Windows, tokenizer: Tokenizer, count
             logits_NV = functional.linear(hidden_ND.float(), student.head_weight.float())
             tokens_NT[:, at] = soft_cap(logits_NV, student.shape.logit_softcap).argmax(1)
     encoder, end = load(tokenizer_json(tokenizer)), tokenizer.special.get("eos")
-    return [_sample(row[:first], row[first:], encoder.decode, end) for row in tokens_NT.tolist()]
-
-
-def _sample(prompt: list[int], new: list[int], decode: Callable[[list[int]], str], end: int | None) -> TextSample:
-    kept = new[: new.index(end)] if end in new else new
-    return {"prompt": decode(prompt), "text": decode(kept)}
+    found: list[TextSample] = []
+    for row in tokens_NT.tolist():
+        new = row[first:]
+        kept = new[: new.index(end)] if end in new else new
+        found.append({"prompt": encoder.decode(row[:first]), "text": encoder.decode(kept)})
+    return found
