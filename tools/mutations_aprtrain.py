@@ -674,7 +674,7 @@ APRTRAIN = (
         "not all(map(math.isfinite, (ce, kl, teacher_ce)))", "False"),
     Mutation("padding rows of the teacher are scored", "aprtrain/evaluate.py:evaluate.sums_of",
         "test_evaluate.py::test_rows_of_the_teacher_beyond_the_tokens_change_nothing",
-        "[: vocabulary.n_real]", ""),
+        "[: teacher.vocabulary.n_real]", ""),
     # what a run uses, and what it takes
     Mutation("the exception of a kernel is lost", "aprtrain/kernels/cross_check.py:agree",
         "test_cross_check.py::test_an_exception_of_the_kernel_is_kept",

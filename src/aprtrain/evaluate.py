@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aprfmt.errors import RunError, UsageError
+from aprfmt.errors import RunError
 from aprfmt.running.evaluation import EvaluatedModel, Evaluation, Scores, read_part, scores_of, scoring, sequence_length
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.records import TEXT_FIELD
 from aprfmt.texts.sequences import IGNORED, Windows
-from aprfmt.tokenizer.alignment import SharedVocabulary, align
+from aprfmt.tokenizer.alignment import align
 from aprtrain.data.batches import Batch, batch_of
 from aprtrain.guards import EvaluationStopped
 from aprtrain.loss.objective import Objective
@@ -41,7 +41,7 @@ from aprtrain.world import device_of
 _HEAD_ROWS = 8192
 _POSITIONS = 2048
 _SUMS = 6
-_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
+TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}  # of a batch, by type of device
 _NO_MASS = 1e-7  # precision of 1 minus a float32 sum
 
 
@@ -50,9 +50,7 @@ def evaluate(
     windows: Windows,
     *,
     rows: int,
-    device: torch.device | str = "cpu",
     teacher: Teacher | None = None,
-    vocabulary: SharedVocabulary | None = None,
     max_windows: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
     is_stopped: Callable[[], bool] = lambda: False,
@@ -65,8 +63,7 @@ def evaluate(
         student: the model.
         windows: the held-out sequences.
         rows: batch size in sequences.
-        device: device of the models.
-        teacher, vocabulary: the teacher to compare with, and the ids that both share.
+        teacher: the teacher to compare with.
         max_windows: maximum number of sequences, selected evenly.
         progress: called with the number of sequences done and the total.
         is_stopped: asked before each batch whether to stop.
@@ -78,8 +75,7 @@ def evaluate(
         RunError: no valid score: an exception; hidden states that are missing, have the wrong shape or are not
             finite; no labels; an id beyond the head.
     """
-    if teacher is not None and vocabulary is None:
-        raise UsageError("comparing with a teacher needs the shared vocabulary")
+    device = student.norm.device
     # Not inference_mode: weights gathered here may be used for training later.
     with scoring(), torch.no_grad():
         ids = windows.select(max_windows)
@@ -95,10 +91,10 @@ def evaluate(
                 found = _sums(sides, labels_P)
                 found[2:5] = _aligned_sums(sides[0], hidden.flatten(0, 1), batch, aligned)
                 return found
-            if teacher is not None and vocabulary is not None:
+            if teacher is not None:
                 found = teacher.hidden(batch.tokens_NT, batch.documents)
                 hidden, cap = _hidden(found, size, "teacher"), teacher.shape.logit_softcap
-                sides.append(_ScoredSide(hidden[counts_NT], teacher.head_weight[: vocabulary.n_real], cap))
+                sides.append(_ScoredSide(hidden[counts_NT], teacher.head_weight[: teacher.vocabulary.n_real], cap))
                 if (dropped := teacher.dropped_weight) is not None:
                     sides.append(_ScoredSide(hidden[counts_NT], dropped, cap))
             given = answers(batch.windows).to(labels_P.device) if answers is not None else None
@@ -272,10 +268,8 @@ def score(
         scores = evaluate(
             model,
             windows,
-            rows=max(1, _TOKENS_AT_ONCE[where.type] // length),
-            device=where,
+            rows=max(1, TOKENS_AT_ONCE[where.type] // length),
             teacher=comparison,
-            vocabulary=vocabulary,
             max_windows=limit and limit // length,
         )
         return Evaluation(

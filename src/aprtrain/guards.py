@@ -35,6 +35,7 @@ LEAST_GAIN = 1e-4
 
 _LEAST_GAIN_NATS = 1e-6  # minimum absolute improvement: near a score of 0 the relative one is below rounding errors
 _STALL_FACTOR = 20
+_WINDOW, _INTERVAL_S = 60, 1.0  # number of samples of the GPU's utilization, and seconds between two
 
 
 def is_better(score: float, best: float | None) -> bool:
@@ -215,19 +216,10 @@ class UtilizationMonitor:
     `read` returns percent, or a negative number on failure. `wanted` is cleared while the GPU may be idle.
     """
 
-    def __init__(
-        self,
-        read: Callable[[], int],
-        warn: Callable[[str], None],
-        *,
-        least: float = 5.0,
-        window: int = 60,
-        interval_s: float = 1.0,
-    ) -> None:
+    def __init__(self, read: Callable[[], int], warn: Callable[[str], None], *, least: float = 5.0) -> None:
         self._read, self._least = read, least
         self._warn = warn
-        self._samples: deque[int] = deque(maxlen=window)
-        self._interval_s = interval_s
+        self._samples: deque[int] = deque(maxlen=_WINDOW)
         self._has_warned = False
         self.wanted = threading.Event()
         self._over = threading.Event()
@@ -250,7 +242,7 @@ class UtilizationMonitor:
     def check(self) -> None:
         """Call once per step. Raises RunError if the device is idle."""
         samples = list(self._samples)
-        if len(samples) < (self._samples.maxlen or 0):
+        if len(samples) < _WINDOW:
             return
         mean = sum(samples) / len(samples)
         if mean < self._least:
@@ -263,7 +255,7 @@ class UtilizationMonitor:
             self._warn(f"GPU utilization is {mean:.0f} % over {len(samples)} s; a larger --micro-tokens may help")
 
     def _watch(self) -> None:
-        while not self._over.wait(self._interval_s):
+        while not self._over.wait(_INTERVAL_S):
             if self.wanted.is_set() and (value := self._read()) >= 0:
                 self._samples.append(value)
 

@@ -108,7 +108,7 @@ class HiddenStates:
                 raise CorruptError("the saved projection of hidden states belongs to other networks", tensor=name)
             tensor.detach().copy_(state[name])
         if self.projection is not None:
-            self._updates.set_count(state["step"])
+            self._updates.count.copy_(state["step"])
 
     def _tensors(self) -> dict[str, Tensor]:
         if self.projection is None:

@@ -13,24 +13,16 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypedDict
 
 from aprfmt.errors import AprError, UsageError
 
 
-class Rating(TypedDict):
-    """The saliency of the experts of each layer, [] for a dense one; on how many tokens, and where."""
-
-    saliency: list[list[float]]
-    tokens: int
-    device: str
-
-
 def rate_model(
-    path: str, texts: Sequence[Path], progress: Callable[[int, int], None] = lambda done, of: None
-) -> Rating:
+    path: str, texts: Sequence[Path], progress: Callable[[int, int], None]
+) -> tuple[list[list[float]], int, str]:
     """Rates the experts of the model `path` on texts, on a GPU if one is available.
 
+    Returns the saliency of the experts of each layer, [] for a dense one; on how many tokens, and where.
     Raises UsageError for texts without tokens; what `open_network` and reading the texts raise.
     """
     import torch
@@ -39,6 +31,7 @@ def rate_model(
     from aprfmt.texts.encoding import Encoder
     from aprfmt.texts.sequences import Windows
     from aprfmt.tokenizer.alignment import align
+    from aprtrain.evaluate import TOKENS_AT_ONCE
     from aprtrain.network.weights import open_network
     from aprtrain.reap import RATED_TOKENS, rate_experts
     from aprtrain.teacher.teacher import Teacher, residency_of, teacher_dtype
@@ -56,12 +49,9 @@ def rate_model(
             )
         vocabulary, residency = align(network.tokenizer, network.tokenizer, rows, rows), residency_of(network)
         teacher = Teacher(network, vocabulary, residency, device, dtype=teacher_dtype(residency, device))
-    at_once = max(1, _TOKENS_AT_ONCE[device.type] // length)
-    saliency = rate_experts(teacher, windows, at_once, device, progress)
-    return {"saliency": saliency, "tokens": min(len(part.tokens), RATED_TOKENS), "device": str(device)}
-
-
-_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
+    at_once = max(1, TOKENS_AT_ONCE[device.type] // length)
+    saliency = rate_experts(teacher, windows, at_once, progress)
+    return saliency, min(len(part.tokens), RATED_TOKENS), str(device)
 
 
 def main() -> None:
@@ -75,7 +65,8 @@ def main() -> None:
     request = json.loads(sys.stdin.readline())
     try:
         texts = [Path(text) for text in request["texts"]]
-        send(rate_model(request["path"], texts, lambda done, of: send({"part": [done, of]})))
+        found = rate_model(request["path"], texts, lambda done, of: send({"part": [done, of]}))
+        send(dict(zip(("saliency", "tokens", "device"), found, strict=True)))
     except ImportError as error:
         send({"missing": str(error)})
     except AprError as error:

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from aprfmt.canonical.expert_pruning import most_salient
@@ -30,11 +29,7 @@ FILE = "experts.json"
 
 
 def rate_experts(
-    teacher: Teacher,
-    windows: Windows,
-    rows: int,
-    device: torch.device,
-    progress: Callable[[int, int], None] = lambda done, of: None,
+    teacher: Teacher, windows: Windows, rows: int, progress: Callable[[int, int], None] = lambda done, of: None
 ) -> list[list[float]]:
     """The saliency of each expert of each layer of the teacher, [] for a dense layer; `rows` sequences at a time.
 
@@ -46,7 +41,7 @@ def rate_experts(
     with decoder.running(), decoder.rating_experts() as sums:
         for start in range(0, count, rows):
             progress(start, count)
-            batch = batch_of(windows, ids[start : start + rows]).to(device)
+            batch = batch_of(windows, ids[start : start + rows]).to(decoder.norm.device)
             teacher.hidden(batch.tokens_NT, batch.documents)
     return [[] if each is None else saliency_of(each).tolist() for each in sums]
 

@@ -156,7 +156,7 @@ def _train(
     windows = Windows(corpus.train, config.seq_len, corpus.separator)
     held_out = Windows(corpus.held_out, config.seq_len, corpus.separator)
     check_windows(windows, recorder.log)
-    twins = _aligned(config, world, folder, pair, corpus, (windows, held_out), recorder)
+    twins = _aligned(world, folder, pair, corpus, (windows, held_out), recorder)
     on_gpu = world.device.type == "cuda"
     memory, before = budget.device_bytes(world.device), saved.config.get("micro_tokens")
     config = budget.choose_pass(
@@ -189,8 +189,8 @@ def _train(
     def evaluate_student(is_stopped: Callable[[], bool]) -> Numbers:
         try:
             found = evaluate(
-                student, held_out, rows=rows, device=world.device, teacher=teacher, vocabulary=pair.vocabulary,
-                max_windows=config.eval_sequences, answers=scored, aligned=aligned_held_out, is_stopped=is_stopped,
+                student, held_out, rows=rows, teacher=teacher, max_windows=config.eval_sequences, answers=scored,
+                aligned=aligned_held_out, is_stopped=is_stopped,
                 progress=lambda done, of: recorder.doing(f"evaluating: {done} of {of} sequences"),
             )  # fmt: skip
         finally:
@@ -217,11 +217,11 @@ def _train(
         answers=answers,
         aligned=aligned,
         sampler=_sampler(config, prompts, student, corpus, world, rows),
-        sample=partial(sample_texts, student, held_out, tokenizer, config.samples, world.device)
+        sample=partial(sample_texts, student, held_out, tokenizer, config.samples)
         if config.samples and (tokenizer := pair.student.tokenizer) is not None
         else None,
         quantizer=quantizer,
-        hidden=_hidden_states(config, pair, student, teacher, world),
+        hidden=_hidden_states(config, student, teacher, world),
         progress=saved.progress,
     )
     if saved:
@@ -231,9 +231,7 @@ def _train(
     )
     if on_gpu and budget.peak_flops(name := _device_name(world)) is None:
         features.current().miss("mfu", f"the peak FLOP/s of {name} are unknown")
-    recorder.begin(
-        saved.step if saved else None, [asdict(damage) for damage in saved.damaged], config.log_to, config.to_json()
-    )
+    recorder.begin(saved.step if saved else None, [asdict(damage) for damage in saved.damaged], config.to_json())
     _announce(command, trainer, asked)
     if saved:
         _announce_resumed(config, saved, recorder)
@@ -248,9 +246,7 @@ def _announce_resumed(config: Config, saved: Saved, recorder: Recorder) -> None:
         recorder.log(f"{beyond}: writing the final model without further steps")
 
 
-def _hidden_states(
-    config: Config, pair: TrainingPair, student: Decoder, teacher: Teacher | None, world: World
-) -> HiddenStates | None:
+def _hidden_states(config: Config, student: Decoder, teacher: Teacher | None, world: World) -> HiddenStates | None:
     """The loss of --hidden-weight."""
     if teacher is None or not config.hidden_weight:
         return None
@@ -285,7 +281,7 @@ def _rate_experts(
     recorder.log("rating the teacher's experts on the training data")
     teacher = load_teacher(replace(config, compile="off"), pair, held_out, world.device)
     assert teacher is not None
-    return rate_experts(teacher, windows, config.sequences_per_pass, world.device)
+    return rate_experts(teacher, windows, config.sequences_per_pass)
 
 
 def _load(
@@ -384,9 +380,8 @@ def _corpus(config: Config, world: World, folder: Path, saved: Saved, pair: Trai
 
 
 def _aligned(
-    config: Config, world: World, folder: Path, pair: TrainingPair, corpus: Corpus, windows: Sequence[Windows],
-    recorder: Recorder,
-) -> list[AlignedWindows]:  # fmt: skip
+    world: World, folder: Path, pair: TrainingPair, corpus: Corpus, windows: Sequence[Windows], recorder: Recorder
+) -> list[AlignedWindows]:
     """The training and held-out windows as a teacher with another tokenizer reads them; [] for other teachers."""
     if pair.outcomes is None or pair.teacher is None:
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypedDict
 
 import torch
@@ -26,9 +25,7 @@ class TextSample(TypedDict):
     text: str
 
 
-def sample_texts(
-    student: Decoder, windows: Windows, tokenizer: Tokenizer, count: int, device: torch.device | str
-) -> list[TextSample]:
+def sample_texts(student: Decoder, windows: Windows, tokenizer: Tokenizer, count: int) -> list[TextSample]:
     """Greedy continuations of `count` held-out sequences, the same at every call; does not affect random states.
 
     All passes have one shape, [count, T], so that a compiled student is compiled once. Collective if the student's
@@ -36,7 +33,7 @@ def sample_texts(
     """
     total = min(PROMPT_TOKENS + NEW_TOKENS, windows.seq_len)
     first = max(1, total * PROMPT_TOKENS // (PROMPT_TOKENS + NEW_TOKENS))
-    tokens_NT = batch_of(windows, windows.select(count)).tokens_NT[:, :total].to(device, copy=True)
+    tokens_NT = batch_of(windows, windows.select(count)).tokens_NT[:, :total].to(student.norm.device, copy=True)
     tokens_NT[:, first:] = 0  # causal: later positions have no effect
     with torch.no_grad():
         for at in range(first, total):
@@ -44,9 +41,9 @@ def sample_texts(
             logits_NV = functional.linear(hidden_ND.float(), student.head_weight.float())
             tokens_NT[:, at] = soft_cap(logits_NV, student.shape.logit_softcap).argmax(1)
     encoder, end = load(tokenizer_json(tokenizer)), tokenizer.special.get("eos")
-    return [_sample(row[:first], row[first:], encoder.decode, end) for row in tokens_NT.tolist()]
-
-
-def _sample(prompt: list[int], new: list[int], decode: Callable[[list[int]], str], end: int | None) -> TextSample:
-    kept = new[: new.index(end)] if end in new else new
-    return {"prompt": decode(prompt), "text": decode(kept)}
+    found: list[TextSample] = []
+    for row in tokens_NT.tolist():
+        new = row[first:]
+        kept = new[: new.index(end)] if end in new else new
+        found.append({"prompt": encoder.decode(row[:first]), "text": encoder.decode(kept)})
+    return found

@@ -7,7 +7,7 @@ import torch
 from aprfmt.io.system import n_processors
 from aprtrain.config import Config
 from aprtrain.data.batches import Batch
-from aprtrain.features import KernelRecord, current, importable, label_of, note_checksums
+from aprtrain.features import current, importable, label_of, note_checksums
 from aprtrain.kernels.gated import products_agree
 from aprtrain.loss.head import note_kernel
 from aprtrain.models import TrainingPair
@@ -51,7 +51,7 @@ def expect_kernels(config: Config, pair: TrainingPair, device: torch.device) -> 
 
 
 def _note_others(config: Config, device: torch.device, share: float | None) -> None:
-    """Records the kernels of loss and optimizer, and torch.compile, fp8, dtype and checksums.
+    """Records the kernels of loss and optimizer, and torch.compile, fp8, dtype, threads and checksums.
 
     `share` is the fraction of the teacher's products in e4m3, None if unknown.
     """
@@ -68,19 +68,14 @@ def _note_others(config: Config, device: torch.device, share: float | None) -> N
     else:
         amount = "all matmuls that pass the comparison" if share is None else f"{share:.0%} of the teacher's layers"
         record.use("fp8", amount if device.type == "cuda" else f"{amount}, multiplied in float32")
-    _note_host(record, device)
-    note_checksums()
-
-
-def _note_host(record: KernelRecord, device: torch.device) -> None:
     record.use("dtype", "bf16" if device.type == "cuda" else "f32")
-    if device.type != "cpu":
-        return
-    record.miss("bf16", "bf16 is for GPUs")
-    threads, processors = torch.get_num_threads(), n_processors()
-    record.use("threads", str(threads))
-    if threads < processors:
-        record.miss("threads", f"torch computes with {threads} of {processors} threads")
+    if device.type == "cpu":
+        record.miss("bf16", "bf16 is for GPUs")
+        threads, processors = torch.get_num_threads(), n_processors()
+        record.use("threads", str(threads))
+        if threads < processors:
+            record.miss("threads", f"torch computes with {threads} of {processors} threads")
+    note_checksums()
 
 
 def can_fuse(config: Config, s: Shape, device: torch.device) -> bool:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from train_corpora import SHAPE, part, tiny_decoder, varied
 
-from aprfmt.errors import AprError, RefusedError, RunError, UsageError
+from aprfmt.errors import AprError, RefusedError, RunError
 from aprfmt.running.evaluation import Scores, scores_of, scoring
 from aprfmt.texts.encoding import Encoder
 from aprfmt.texts.sequences import IGNORED, Windows
@@ -37,6 +37,7 @@ class FakeTeacher:
     decoder: Decoder
     head_weight: Tensor
     dropped_weight: Tensor | None = None
+    vocabulary: SharedVocabulary = VOCABULARY
 
     @property
     def shape(self) -> Shape:
@@ -103,15 +104,15 @@ def test_scores_are_those_of_the_definition(rows: int, softcap: float, data: Win
     assert wanted.kl is not None
     assert wanted.kl > 0.3
     assert 0 < wanted.accuracy < 1
-    assert_same(evaluate(student, data, rows=rows, teacher=other, vocabulary=VOCABULARY), wanted)
+    assert_same(evaluate(student, data, rows=rows, teacher=other), wanted)
     assert_same(evaluate(student, data, rows=rows), dense(student, data))
 
 
 def test_the_mass_of_tokens_that_only_the_teacher_has(data: Windows) -> None:
     student, other = tiny_decoder(1), teacher()
     other.dropped_weight = other.head_weight[N_REAL:310]
-    more = SharedVocabulary(N_REAL, 310, 320, tuple("0123456789"))
-    found = evaluate(student, data, rows=3, teacher=other, vocabulary=more)
+    other.vocabulary = SharedVocabulary(N_REAL, 310, 320, tuple("0123456789"))
+    found = evaluate(student, data, rows=3, teacher=other)
     batch = batch_of(data, range(len(data)))
     with torch.no_grad():
         hidden = other.hidden(batch.tokens_NT, batch.documents)[batch.labels_NT != IGNORED].double()
@@ -121,8 +122,9 @@ def test_the_mass_of_tokens_that_only_the_teacher_has(data: Windows) -> None:
 
 
 def test_a_model_is_no_distance_from_itself(data: Windows) -> None:
-    whole = SharedVocabulary(320, 320, 320)
-    found = evaluate(tiny_decoder(1), data, rows=4, teacher=teacher(1, rows=320), vocabulary=whole)
+    same = teacher(1, rows=320)
+    same.vocabulary = SharedVocabulary(320, 320, 320)
+    found = evaluate(tiny_decoder(1), data, rows=4, teacher=same)
     assert found.kl == pytest.approx(0, abs=1e-6)
     assert found.agreement == 1
     assert found.teacher_ce == found.ce
@@ -132,9 +134,10 @@ def test_rows_of_the_teacher_beyond_the_tokens_change_nothing(data: Windows) -> 
     other, filled = teacher(), teacher()
     filled.head_weight[N_REAL:] = 50.0
     student = tiny_decoder(1)
-    scores = [evaluate(student, data, rows=4, teacher=t, vocabulary=VOCABULARY) for t in (other, filled)]
+    scores = [evaluate(student, data, rows=4, teacher=t) for t in (other, filled)]
     assert scores[0] == scores[1]
-    unmasked = evaluate(student, data, rows=4, teacher=filled, vocabulary=SharedVocabulary(310, 310, 320))
+    filled.vocabulary = SharedVocabulary(310, 310, 320)
+    unmasked = evaluate(student, data, rows=4, teacher=filled)
     assert unmasked.kl != pytest.approx(scores[0].kl)  # this comparison can tell
 
 
@@ -157,14 +160,9 @@ def test_the_logits_of_a_batch_never_exist(data: Windows) -> None:
             return out
 
     with Watch():  # type: ignore[no-untyped-call]
-        evaluate(tiny_decoder(1), data, rows=100, teacher=teacher(), vocabulary=VOCABULARY)
+        evaluate(tiny_decoder(1), data, rows=100, teacher=teacher())
     n_tokens = len(data) * data.seq_len
     assert 77 * 13 <= largest < n_tokens * SHAPE.vocab_rows / 4
-
-
-def test_a_teacher_is_not_passed_over(data: Windows) -> None:
-    with pytest.raises(UsageError, match="needs the shared vocabulary"):
-        evaluate(tiny_decoder(1), data, rows=2, teacher=teacher())
 
 
 # --- failures give no score ---
@@ -182,7 +180,7 @@ class Broken:
 
     def __init__(self, change: Callable[[Tensor], Any], head: Tensor | None = None) -> None:
         self.decoder = tiny_decoder(1)
-        self.shape = self.decoder.shape
+        self.shape, self.norm = self.decoder.shape, self.decoder.norm
         self.head_weight = self.decoder.head_weight if head is None else head
         self.change = change
 
@@ -220,7 +218,7 @@ def test_a_failure_of_either_model_is_no_score(change: Callable[[Tensor], Any], 
     other = teacher()
     whole = other.hidden
     other.hidden = lambda *args: change(whole(*args))
-    fails(lambda: evaluate(tiny_decoder(1), data, rows=2, teacher=other, vocabulary=VOCABULARY), message)
+    fails(lambda: evaluate(tiny_decoder(1), data, rows=2, teacher=other), message)
 
 
 def test_a_damaged_head_is_no_score(data: Windows) -> None:

@@ -319,8 +319,14 @@ def test_a_stall_in_a_run_ends_the_process_with_exit_8(
 # --- utilisation and memory ---
 
 
+@pytest.fixture
+def fast_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "_WINDOW", 5)
+    monkeypatch.setattr(guards, "_INTERVAL_S", 0.01)
+
+
 def watched(percent: int, warnings: list[str], least: float = 5.0) -> UtilizationMonitor:
-    found = UtilizationMonitor(lambda: percent, warnings.append, least=least, window=5, interval_s=0.01)
+    found = UtilizationMonitor(lambda: percent, warnings.append, least=least)
     found.wanted.set()
     with found:
         deadline = time.monotonic() + 5
@@ -329,6 +335,7 @@ def watched(percent: int, warnings: list[str], least: float = 5.0) -> Utilizatio
     return found
 
 
+@pytest.mark.usefixtures("fast_samples")
 def test_an_idle_gpu_stops_the_run_and_a_slow_one_warns_once() -> None:
     warnings: list[str] = []
     watched(90, warnings).check()
@@ -345,9 +352,10 @@ def test_an_idle_gpu_stops_the_run_and_a_slow_one_warns_once() -> None:
     watched(2, warnings, least=0).check()
 
 
+@pytest.mark.usefixtures("fast_samples")
 def test_samples_of_pauses_and_of_a_mute_device_do_not_count() -> None:
-    resting = UtilizationMonitor(lambda: 0, lambda text: None, window=2, interval_s=0.01)
-    mute = UtilizationMonitor(lambda: -1, lambda text: None, window=2, interval_s=0.01)
+    resting = UtilizationMonitor(lambda: 0, lambda text: None)
+    mute = UtilizationMonitor(lambda: -1, lambda text: None)
     mute.wanted.set()
     with resting, mute:
         time.sleep(0.1)

@@ -89,7 +89,7 @@ def test_value_and_gradients_are_those_of_transformers_states(distance: str, has
         hidden.step(1e-2, torch.tensor(float("nan")))
         assert torch.equal(hidden.projection, before)
         hidden.projection.grad = torch.ones_like(matrix)
-        hidden._updates = type(hidden._updates)([hidden.projection.detach()], [True], Settings())
+        hidden._updates = type(hidden._updates)([hidden.projection.detach()], [True], Settings(), [ADAMW])
         hidden.step(1e-2, torch.tensor(1.0))
         assert not torch.equal(hidden.projection, before)
 

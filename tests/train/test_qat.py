@@ -201,6 +201,7 @@ def test_floats_of_a_trained_model_quantize_to_its_blocks(distil: Distil, tmp_pa
         for path in (back, floats)
     )  # fmt: skip
     lattices = [name for name, dtype in dtypes(model).items() if dtype == "Q4_0"]
+    assert lattices
     assert {name: found[name] == wanted[name] for name in lattices} == dict.fromkeys(lattices, True)
 
 

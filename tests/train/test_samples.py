@@ -30,7 +30,7 @@ def test_samples_are_the_greedy_continuations(distil: Distil, tmp_path: Path, te
     assert tokenizer is not None
     corpus = open_corpus(tmp_path / "run" / "tokens", Encoder(tokenizer).digest)
     held_out = Windows(corpus.held_out, 32, corpus.separator)
-    (sample,) = sample_texts(student, held_out, tokenizer, 1, "cpu")
+    (sample,) = sample_texts(student, held_out, tokenizer, 1)
     ids = load(tokenizer_json(tokenizer)).encode([sample["prompt"]])[0].ids
     assert len(ids) == 12, "a shorter sequence shortens prompt and answer alike"
     for _ in range(20):
@@ -40,7 +40,7 @@ def test_samples_are_the_greedy_continuations(distil: Distil, tmp_path: Path, te
     new = ids[12:]
     wanted = load(tokenizer_json(tokenizer)).decode(new[: new.index(end)] if end in new else new)
     assert sample["text"] == wanted != ""
-    assert sample_texts(student, held_out, tokenizer, 3, "cpu")[0] == sample
+    assert sample_texts(student, held_out, tokenizer, 3)[0] == sample
 
 
 def test_a_run_records_samples_and_trains_the_same(distil: Distil, tmp_path: Path) -> None:

@@ -147,13 +147,7 @@ class HostBuffers:
 
 
 def copy_state(
-    optimizer: Optimizer,
-    network: Decoder,
-    dtype: str,
-    host: HostBuffers,
-    *,
-    keeps: bool,
-    quantizer: Quantizer | None = None,
+    optimizer: Optimizer, network: Decoder, dtype: str, host: HostBuffers, *, keeps: bool, quantizer: Quantizer | None
 ) -> tuple[Weights, dict[str, Tensor]]:
     """Copies of the live weights in the file's form, LoRA pairs merged, and of the optimizer states. Collective.
 
@@ -271,9 +265,7 @@ def files_by_step(folder: Path) -> dict[int, list[Path]]:
     return dict(sorted(found.items()))
 
 
-def prune(
-    folder: Path, keep: int, left: Collection[int] = (), also_keep: Callable[[int], bool] = lambda step: False
-) -> list[Path]:
+def prune(folder: Path, keep: int, left: Collection[int], also_keep: Callable[[int], bool]) -> list[Path]:
     """Removes all checkpoints except the latest `keep`, the best, and steps that `also_keep` accepts.
 
     The steps `left`, of a line that the run did not continue, are always removed. Returns the removed ones.

@@ -130,42 +130,28 @@ Orient = Callable[[int, Callable[[Tensor], Tensor]], None]
 
 
 class Updates:
-    """The states of float32 tensors, and the updates of their rules."""
+    """The states of float32 tensors, and the updates of their rules; `count`, a float32 scalar, is their number."""
 
     def __init__(
-        self,
-        weights: Sequence[Tensor],
-        decays: Sequence[bool],
-        settings: Settings,
-        rules: Sequence[UpdateRule] | None = None,
+        self, weights: Sequence[Tensor], decays: Sequence[bool], settings: Settings, rules: Sequence[UpdateRule]
     ) -> None:
-        """`decays`: whether each tensor has weight decay. `rules`: of each tensor; AdamW by default."""
+        """`decays`: whether each tensor has weight decay. `rules`: of each tensor."""
         self._settings = settings
         self._decays = decays
-        self._rules = list(rules) if rules is not None else [ADAMW] * len(weights)
+        self._rules = rules
         self.states = [
             {kind: torch.zeros_like(w) for kind in rule.states} for w, rule in zip(weights, self._rules, strict=True)
         ]
-        self._counts = [torch.zeros((), device=w.device) for w in weights]
+        self.count = torch.zeros((), device=weights[0].device if weights else None)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """All kinds of tensors that the rules hold for parameters, "master" first."""
         return tuple(dict.fromkeys(("master", *(kind for states in self.states for kind in states))))
 
-    @property
-    def count(self) -> Tensor:
-        """Number of updates so far, a float32 scalar."""
-        return self._counts[0]
-
     def of(self, kind: str, weights: Sequence[Tensor]) -> list[Tensor | None]:
         """The tensors of one of `kinds`, given the master `weights`; None for one whose rule has no such state."""
         return list(weights) if kind == "master" else [states.get(kind) for states in self.states]
-
-    def set_count(self, count: Tensor) -> None:
-        """Sets the number of updates, when a run resumes."""
-        for own in self._counts:
-            own.copy_(count)
 
     def update(
         self,
@@ -188,6 +174,7 @@ class Updates:
         # The fused kernel skips the update if `skip` is 1 and divides the gradient by `scale`.
         skip = (~finite).to(torch.float32)
         scale = (norm / s.clip).clamp(min=1.0) if s.clip else torch.ones_like(norm)
+        self.count.add_(1 - skip)
         adam = [n for n, rule in enumerate(self._rules) if rule is ADAMW]
         in_triton = note_adamw(norm.device)
         (self._triton if in_triton else self._torch)(adam, weights, grads, lr, skip, scale, copies)
@@ -206,10 +193,9 @@ class Updates:
 
         s = self._settings
         for n in adam:
-            self._counts[n].add_(1 - skip)
             update(
                 weights[n], grads[n], self.states[n]["mean"], self.states[n]["square"], copies[n] if copies else None,
-                skip, scale, self._counts[n], lr=lr, eps=s.eps, decay=s.weight_decay if self._decays[n] else 0.0,
+                skip, scale, self.count, lr=lr, eps=s.eps, decay=s.weight_decay if self._decays[n] else 0.0,
                 beta1=s.betas[0], beta2=s.betas[1],
             )  # fmt: skip
 
@@ -223,7 +209,7 @@ class Updates:
             if some:
                 adamw(
                     [weights[n] for n in some], [grads[n] for n in some], [self.states[n]["mean"] for n in some],
-                    [self.states[n]["square"] for n in some], [], [self._counts[n] for n in some], fused=True,
+                    [self.states[n]["square"] for n in some], [], [self.count - 1 for _ in some], fused=True,
                     grad_scale=scale, found_inf=skip, amsgrad=False, maximize=False, lr=lr, eps=s.eps,
                     beta1=s.betas[0], beta2=s.betas[1], weight_decay=s.weight_decay if decays else 0.0,
                 )  # fmt: skip
@@ -234,8 +220,7 @@ class Updates:
     ) -> None:  # fmt: skip
         """Any rule, from torch's operations."""
         finite, decay = skip == 0, self._settings.weight_decay if self._decays[n] else 0.0
-        self._counts[n].add_(1 - skip)
-        count, states = self._counts[n].clamp(min=1), self.states[n]
+        count, states = self.count.clamp(min=1), self.states[n]
         for start in range(0, len(grad), _rows(grad)):
             part = slice(start, start + _rows(grad))
             before = {kind: state[part] for kind, state in states.items()}

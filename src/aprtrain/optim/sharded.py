@@ -11,8 +11,8 @@ from torch.nn.utils import get_total_norm
 
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape
-from aprtrain.optim.flat import Matrices, global_norm, unfused
-from aprtrain.optim.rules import ADAMW, Settings, UpdateRule, Updates
+from aprtrain.optim.flat import Matrices, global_norm
+from aprtrain.optim.rules import Settings, UpdateRule, Updates
 from aprtrain.world import World
 
 
@@ -47,12 +47,7 @@ class ShardedOptimizer:
     is_sharded = True
 
     def __init__(
-        self,
-        network: torch.nn.Module,
-        settings: Settings,
-        world: World,
-        rule: UpdateRule = ADAMW,
-        matrices: Matrices = unfused,
+        self, network: torch.nn.Module, settings: Settings, world: World, rule: UpdateRule, matrices: Matrices
     ) -> None:
         """Fill in the network's values with `load`."""
         self.rule, self._matrices = rule, matrices

@@ -38,7 +38,7 @@ def load_states(optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
         raise CorruptError("the saved optimizer state belongs to a different network", tensor=wrong[0])
     for kind in optimizer.updates.kinds:
         optimizer.load(kind, partial(_read, state, kind))
-    optimizer.updates.set_count(state["step"])
+    optimizer.updates.count.copy_(state["step"])
 
 
 def _read(state: Mapping[str, Tensor], kind: str, name: str, target: Tensor) -> None:

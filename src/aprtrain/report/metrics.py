@@ -22,7 +22,7 @@ from aprfmt.errors import storage_errors
 from aprfmt.inspection.run_report import FILE
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
 from aprfmt.text import MAX_PERPLEXITY, format_clock, format_number, format_setting
-from aprfmt.types import Json, Numbers
+from aprfmt.types import Json, JsonObject, Numbers
 from aprtrain.report.tracker import Track, open_tracker
 
 # Environment variables that may affect a run or its speed; none contains a secret.
@@ -99,16 +99,12 @@ class Recorder:
         self._track: Track | None = None
 
     def begin(
-        self,
-        resumed_step: int | None,
-        damaged: Sequence[Mapping[str, object]] = (),
-        log_to: str | None = None,
-        config: Mapping[str, object] | None = None,
+        self, resumed_step: int | None, damaged: Sequence[Mapping[str, object]] = (), config: JsonObject | None = None
     ) -> None:
         """Truncates the file, or drops what was recorded after the step from which the run resumes.
 
         `damaged` are newer checkpoints that it could not resume from: `step` and `reason`. Steps and scores also go to
-        `log_to`, with the configuration.
+        the configuration's `log_to`, with the configuration.
         """
         if self._path is None:
             return
@@ -119,8 +115,8 @@ class Recorder:
         resumed = resumed_step is not None
         facts = {"step": resumed_step or 0, "resumed": resumed, "damaged": list(damaged), "environment": here}
         self.record("begin", facts)
-        if log_to is not None:
-            self._track = open_tracker(log_to, self._path.parent, config or {}, resumed_step)
+        if config is not None and isinstance(config["log_to"], str):
+            self._track = open_tracker(config["log_to"], self._path.parent, config, resumed_step)
 
     def record(self, event: str, values: Mapping[str, object]) -> None:
         """Writes one line {"event": ..., "time": seconds since 1970, ...}; non-finite numbers become null."""

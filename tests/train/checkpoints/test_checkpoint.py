@@ -68,7 +68,7 @@ def test_a_checkpoint_holds_the_live_weights_and_not_the_initial_ones(
     losses = train(decoder, optimizer, 8)
     assert losses[-1] < losses[0] / 2
     path = tmp_path / "m.apr"
-    weights, _ = copy_state(optimizer, decoder, dtype, HostBuffers(), keeps=True)
+    weights, _ = copy_state(optimizer, decoder, dtype, HostBuffers(), keeps=True, quantizer=None)
     save_model(weights, identity_of(network), path, {"step": 8, "teacher": "t"})
     live = decoder.hf_tensors()
     with aprfmt.open(path) as model:
@@ -147,7 +147,7 @@ def test_optimizer_state_goes_on_bitwise(tmp_path: Path, network: NetworkSource)
     part = load_decoder(network)
     optimizer = FlatOptimizer(part)
     first = train(part, optimizer, 3)
-    _, state = copy_state(optimizer, part, "f32", HostBuffers(), keeps=True)
+    _, state = copy_state(optimizer, part, "f32", HostBuffers(), keeps=True, quantizer=None)
     save_state(state, {"step": 3}, tmp_path / "s.state")
     resumed = load_decoder(network)
     fresh = FlatOptimizer(resumed)
@@ -203,7 +203,7 @@ def test_the_latest_and_the_best_are_kept_and_other_files_left_alone(tmp_path: P
     (tmp_path / "ckpt-step-x.apr").touch()
     checkpoint.write_pointer(tmp_path, BEST, 5)
     checkpoint.write_pointer(tmp_path, LATEST, 20)
-    removed = checkpoint.prune(tmp_path, 2)
+    removed = checkpoint.prune(tmp_path, 2, (), lambda step: False)
     assert sorted(path.name for path in removed) == ["ckpt-step-000010.apr", "ckpt-step-000010.state"]
     assert (tmp_path / "ckpt-step-x.apr").exists()
     told = list[str]()
@@ -227,7 +227,7 @@ def test_a_kill_at_any_moment_leaves_a_latest_that_opens(
             save_model(weights, identity, tmp_path / f"{name}.apr", {"step": step})
             save_state(state, {"step": step}, tmp_path / f"{name}.state")
             checkpoint.write_pointer(tmp_path, LATEST, step)
-            checkpoint.prune(tmp_path, 1)
+            checkpoint.prune(tmp_path, 1, (), lambda step: False)
 
     checkpoint.write_pointer(tmp_path, LATEST, 0)
     step: int | None = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aprtrain.optim.rules import Settings, Updates
+from aprtrain.optim.rules import ADAMW, Settings, Updates
 
 pytestmark = pytest.mark.cuda
 
@@ -18,7 +18,7 @@ def test_updates_are_those_of_torch(clip: float) -> None:
     exact = [w.double().requires_grad_() for w in weights]
     groups = [{"params": [w], "weight_decay": 0.3 * d} for w, d in zip(exact, decays, strict=True)]
     wanted = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-8)
-    adam = Updates(weights, decays, Settings(clip=clip, weight_decay=0.3))
+    adam = Updates(weights, decays, Settings(clip=clip, weight_decay=0.3), [ADAMW] * len(weights))
     copies = [torch.empty_like(w, dtype=torch.bfloat16) for w in weights]
     for step in range(4):
         grads = [torch.randn(w.shape, generator=generator, device="cuda") * 0.1 for w in weights]

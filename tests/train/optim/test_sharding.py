@@ -29,7 +29,7 @@ from aprtrain.network.decoder import Decoder
 from aprtrain.network.names import hf_parts
 from aprtrain.network.weights import fill, open_network
 from aprtrain.optim import flat
-from aprtrain.optim.flat import FlatOptimizer
+from aprtrain.optim.flat import FlatOptimizer, unfused
 from aprtrain.optim.rules import ADAMW, RULES, Settings, UpdateRule
 from aprtrain.optim.sharded import ShardedOptimizer, shard_weights
 from aprtrain.optim.states import Optimizer, load_states, states
@@ -260,7 +260,7 @@ def test_divided_weights_compute_in_bf16_what_whole_ones_do(teacher_file: Path) 
             two = shard_weights(network.shape, torch.bfloat16, world)
             optimizers: tuple[Optimizer, Optimizer] = (
                 FlatOptimizer(one, SETTINGS, world),
-                ShardedOptimizer(two, SETTINGS, world),
+                ShardedOptimizer(two, SETTINGS, world, ADAMW, unfused),
             )
             for optimizer in optimizers:
                 optimizer.load("master", write)
