@@ -206,8 +206,8 @@ def _activation_elements(config: Config, s: Shape, compiled: bool, fused: bool) 
 
 
 def _score_bytes(config: Config, s: Shape, tokens: int) -> int:
-    """Scores of some queries, for a softcap: capped and as weights in bf16, in float32 in between, with gradients."""
-    return 16 * tokens * s.n_heads * min(config.seq_len, SCORED) if s.attn_softcap else 0
+    """Scores of SCORED queries of each row, for a softcap: capped, as weights, and their gradients."""
+    return 24 * tokens * s.n_heads * min(config.seq_len, SCORED) if s.attn_softcap else 0
 
 
 def _pass_bytes(config: Config, s: Shape, tokens: int, width: int) -> int:

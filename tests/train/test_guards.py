@@ -29,6 +29,7 @@ from aprtrain.data.batches import Batch
 from aprtrain.guards import UtilizationMonitor, Watchdog
 from aprtrain.loop import Trainer
 from aprtrain.memory import MemoryRow, memory_plan, total
+from aprtrain.network.attention import SCORED
 from aprtrain.run import run
 from aprtrain.world import World, device_of, join_world
 
@@ -391,17 +392,14 @@ def test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors() -> N
     assert "largest part is teacher" in str(caught.value.hint)
 
 
-def test_scores_that_are_written_out_for_a_softcap_are_planned() -> None:
-    config = Config(seq_len=1024, micro_tokens=4096)
-
-    def planned(config: Config, cap: float) -> int:
+def test_softcapped_scores_are_planned_and_grow_with_the_length() -> None:
+    def planned(seq_len: int, cap: float) -> int:
         pair = student_alone(replace(SHAPE, attn_softcap=cap))
+        config = Config(seq_len=seq_len, micro_tokens=8192)
         return total(memory_plan(config, pair, torch.device("cuda")))
 
-    plain, capped = planned(config, 0.0), planned(config, 50.0)
-    assert capped - plain == 4096 * 1024 * SHAPE.n_heads * SHAPE.n_layers * 8
-    one = replace(config, recompute="block")
-    assert planned(one, 50.0) < capped
+    added = [planned(seq_len, 50.0) - planned(seq_len, 0.0) for seq_len in (256, SCORED, 2048, 8192)]
+    assert added[1] == added[2] == added[3] == 2 * added[0] == 24 * 8192 * SCORED * SHAPE.n_heads
 
 
 def test_run_refuses_in_the_order_that_costs_least(tmp_path: Path, corpus_file: Path) -> None:

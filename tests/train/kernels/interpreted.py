@@ -23,12 +23,12 @@ from train_head import gap, problem
 
 from aprfmt.codecs import ggml
 from aprtrain.kernels import blocks_triton, encode, fp8, fp8_triton, gated_triton
-from aprtrain.kernels.adam_triton import update
 from aprtrain.kernels.blocks import BLOCK_TYPES
 from aprtrain.kernels.decode_triton import launch as attend
 from aprtrain.loss import head
 from aprtrain.loss.head import Logits, Softcaps
 from aprtrain.loss.objective import Objective
+from aprtrain.optim import rules
 
 
 @pytest.fixture(autouse=True)
@@ -138,24 +138,27 @@ def test_rows_in_e4m3(width: int, gated: bool) -> None:
     assert scale.isfinite().flatten().tolist() == [True, False, True, True]
 
 
-@pytest.mark.parametrize("copies", [False, True])
-def test_an_update_of_adamw(copies: bool) -> None:
-    weight, grad, mean, square = (torch.randn(1500) for _ in range(4))
-    square.abs_()
-    before = [x.clone() for x in (weight, mean, square)]
-    copy = torch.zeros(1500, dtype=torch.bfloat16) if copies else None
-    count, shrink = torch.tensor(3.0), torch.tensor(2.0)
-    settings = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "decay": 0.3}
-    update(weight, grad, mean, square, copy, torch.tensor(1.0), shrink, count, **settings)
-    assert all(torch.equal(a, b) for a, b in zip((weight, mean, square), before, strict=True))
-    update(weight, grad, mean, square, copy, torch.tensor(0.0), shrink, count, **settings)
-    w, m, s = (x.double() for x in before)
-    g = grad.double() / 2
-    m, s = 0.9 * m + 0.1 * g, 0.95 * s + 0.05 * g * g
-    w = w * (1 - 0.01 * 0.3) - 0.01 * (m / (1 - 0.9**3)) / ((s / (1 - 0.95**3)).sqrt() + 1e-8)
-    for found, want in ((weight, w), (mean, m), (square, s)):
-        assert torch.allclose(found.double(), want, rtol=1e-5, atol=1e-6)
-    assert copy is None or torch.equal(copy, _cut(weight))
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_updates_of_adamw(clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "note_adamw", lambda device: True)
+    weights, decays = [torch.randn(n) for n in (1500, 7)], [True, False]
+    exact = [w.double().requires_grad_() for w in weights]
+    groups = [{"params": [w], "weight_decay": 0.3 * d} for w, d in zip(exact, decays, strict=True)]
+    wanted = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-8)
+    adam = rules.Updates(weights, decays, rules.Settings(clip=clip, weight_decay=0.3), [rules.ADAMW] * 2)
+    copies = [torch.empty_like(w, dtype=torch.bfloat16) for w in weights]
+    for step in range(4):
+        grads = [torch.randn(w.shape) * 0.1 for w in weights]
+        norm, spoilt = torch.linalg.vector_norm(torch.cat(grads)), step == 2
+        if not spoilt:
+            for own, grad in zip(exact, grads, strict=True):
+                own.grad = grad.double() / max(1.0, float(norm) / clip if clip else 0.0)
+            wanted.step()
+        adam.update(weights, grads, 0.01, norm * torch.inf if spoilt else norm, torch.zeros_like(norm), copies)
+    assert adam.count == 3
+    for found, want, copy in zip(weights, exact, copies, strict=True):
+        assert torch.allclose(found.double(), want.detach(), rtol=1e-5, atol=1e-7)
+        assert torch.equal(copy, _cut(found))
 
 
 @pytest.mark.parametrize(("heads", "n_kv", "size", "values"), [(9, 3, 64, 64), (4, 4, 80, 80), (16, 1, 192, 128)])
