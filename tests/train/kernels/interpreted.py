@@ -17,6 +17,7 @@ import torch
 from gguf.quants import dequantize
 from torch import Tensor
 from torch.nn import functional
+from train_adam import check_updates
 from train_blocks import edge_blocks, random_blocks
 from train_encode import CASES, by_rule, random_values
 from train_head import gap, problem
@@ -141,24 +142,7 @@ def test_rows_in_e4m3(width: int, gated: bool) -> None:
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 def test_updates_of_adamw(clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "note_adamw", lambda device: True)
-    weights, decays = [torch.randn(n) for n in (1500, 7)], [True, False]
-    exact = [w.double().requires_grad_() for w in weights]
-    groups = [{"params": [w], "weight_decay": 0.3 * d} for w, d in zip(exact, decays, strict=True)]
-    wanted = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-8)
-    adam = rules.Updates(weights, decays, rules.Settings(clip=clip, weight_decay=0.3), [rules.ADAMW] * 2)
-    copies = [torch.empty_like(w, dtype=torch.bfloat16) for w in weights]
-    for step in range(4):
-        grads = [torch.randn(w.shape) * 0.1 for w in weights]
-        norm, spoilt = torch.linalg.vector_norm(torch.cat(grads)), step == 2
-        if not spoilt:
-            for own, grad in zip(exact, grads, strict=True):
-                own.grad = grad.double() / max(1.0, float(norm) / clip if clip else 0.0)
-            wanted.step()
-        adam.update(weights, grads, 0.01, norm * torch.inf if spoilt else norm, torch.zeros_like(norm), copies)
-    assert adam.count == 3
-    for found, want, copy in zip(weights, exact, copies, strict=True):
-        assert torch.allclose(found.double(), want.detach(), rtol=1e-5, atol=1e-7)
-        assert torch.equal(copy, _cut(found))
+    check_updates(clip, "cpu", _cut)
 
 
 @pytest.mark.parametrize(("heads", "n_kv", "size", "values"), [(9, 3, 64, 64), (4, 4, 80, 80), (16, 1, 192, 128)])
