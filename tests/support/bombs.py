@@ -360,7 +360,7 @@ def gz(path: Path, parts: Iterator[bytes]) -> Path:
     return path
 
 
-@bomb(0)
+@bomb(5)
 def gz_with_one_line(folder: Path) -> list[str]:
     return data(gz(folder / "a.jsonl.gz", pieces(30)))
 

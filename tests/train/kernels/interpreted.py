@@ -34,6 +34,7 @@ from aprtrain.optim import rules
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    torch.manual_seed(0)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(encode, "uses_triton", lambda *args: True)
     with np.errstate(all="ignore"):  # the interpreter computes with numpy
@@ -132,8 +133,12 @@ def test_rows_in_e4m3(width: int, gated: bool) -> None:
     found, scale = fp8_triton.quantize(x, gated=gated)
     want, want_scale = fp8._quantize(values)
     assert torch.allclose(scale, want_scale, rtol=1e-5)
-    # The interpreter loses the carry of a mantissa that is rounded up to the next power of two.
-    assert float((found.float() == want.float()).double().mean()) > 0.95
+    found, want = found.float(), want.float()
+    # The interpreter may give the neighbour of a value halfway or below 2^-6, and loses the carry of a mantissa that is
+    # rounded up to the next power of two.
+    is_near = (found - want).abs() <= (want.abs() / 8).clamp(min=2.0**-9)
+    assert bool((is_near | ((found * 2 == want) & (want.frexp().mantissa.abs() == 0.5))).all())
+    assert float((found == want).double().mean()) > 0.9
     x[1, 3] = torch.nan
     _, scale = fp8_triton.quantize(x, gated=gated)
     assert scale.isfinite().flatten().tolist() == [True, False, True, True]
