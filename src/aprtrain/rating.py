@@ -65,8 +65,8 @@ def main() -> None:
     request = json.loads(sys.stdin.readline())
     try:
         texts = [Path(text) for text in request["texts"]]
-        found = rate_model(request["path"], texts, lambda done, of: send({"part": [done, of]}))
-        send(dict(zip(("saliency", "tokens", "device"), found, strict=True)))
+        saliency, tokens, device = rate_model(request["path"], texts, lambda done, of: send({"part": [done, of]}))
+        send({"saliency": saliency, "tokens": tokens, "device": device})
     except ImportError as error:
         send({"missing": str(error)})
     except AprError as error:
